@@ -1,0 +1,49 @@
+# make demo   see it work        make test   run every check that CI runs
+# Needs Python 3.11 or newer and nothing else; all it installs goes into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+JOBS ?= auto
+
+.PHONY: demo test check bench soak format lock clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# //p' Makefile | head -2
+	@echo "make check  ruff, mypy, import-linter      make bench  benchmarks      make soak  the long crash test"
+
+.venv/.ready: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "migd needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 $(MAKECMDGOALS)")'
+	@echo "setting up .venv (once)"
+	@rm -rf .venv
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: .venv/.ready
+	@$(BIN)/python examples/demo.py
+
+check: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+bench: .venv/.ready
+	$(BIN)/python -m benchmarks
+
+soak: .venv/.ready
+	$(BIN)/python -m pytest -n $(JOBS) tests/sim --soak
+
+format: .venv/.ready
+	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+lock:
+	uv lock
+	uv export --quiet --frozen --no-emit-project --all-groups --no-header -o requirements.txt
+
+clean:
+	rm -rf .venv dist .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The node transaction: decide (pure), journal, apply, verify, roll back."""

@@ -1,0 +1,1 @@
+"""The command line: arguments in, core called, tables and JSON out."""
