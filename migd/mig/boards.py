@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from migd.mig.profiles import Placement, Profile
+from migd.mig.profiles import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,3 @@ def _count(profile: Profile) -> int:
             disjoint += 1
             free_from = place.end
     return min(profile.instance_count_max, disjoint)
-
-
-def whole_gpu(board: Board) -> Placement | None:
-    """The placement that spans the whole GPU, where the board offers one."""
-    whole = Placement(0, board.memory_slices)
-    return whole if any(whole in p.placements for p in board.profiles) else None

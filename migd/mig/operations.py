@@ -73,10 +73,5 @@ class CreateComputeInstance:
 
 
 Operation = (
-    SetMode
-    | ResetGpu
-    | DestroyComputeInstances
-    | DestroyGpuInstance
-    | CreateGpuInstance
-    | CreateComputeInstance
+    SetMode | ResetGpu | DestroyComputeInstances | DestroyGpuInstance | CreateGpuInstance | CreateComputeInstance
 )
