@@ -18,12 +18,17 @@ class Board:
 
     profiles: tuple[Profile, ...]
     _by_name: dict[str, Profile] = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         names = {p.name: p for p in self.profiles}
         if len(names) != len(self.profiles) or len({p.profile_id for p in self.profiles}) != len(names):
             raise ValueError("a board's profile names and ids must be unique: " + ", ".join(sorted(names)))
         object.__setattr__(self, "_by_name", names)
+        object.__setattr__(self, "_hash", hash(self.profiles))
+
+    def __hash__(self) -> int:
+        return self._hash  # boards are keys of the table cache and looked up at every turn
 
     @classmethod
     def of(cls, profiles: Iterable[Profile]) -> Board:

@@ -1,0 +1,168 @@
+"""The least-disruption transition: from what is there to what is wished, by exact search over the board's table.
+
+The order of goals: instances in use keep profile, placement and identity; fewest idle ones destroyed; then the
+least fragmentation of what is left (greatest V, then greatest Phi); then lowest starts, widest profile first.
+Equal input gives equal output to the byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal
+
+from migd.mig.boards import Board
+from migd.mig.geometry import Counts, Geometry, GpuInstance, by_start
+from migd.mig.table import PlacementSet, Table, table_of
+
+NEAREST_MAX: Final = 3
+"""How many of the nearest layouts a refusal names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """How one GPU gets from its current geometry to the wished one.
+
+    target: the geometry afterwards. keep, destroy, create: in order of start; keep and create make up the target.
+    Destroying all of `destroy` before creating anything is legal in every order within each.
+    """
+
+    target: Geometry
+    keep: tuple[GpuInstance, ...]
+    destroy: tuple[GpuInstance, ...]
+    create: tuple[GpuInstance, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a wish cannot be met, ready to be shown.
+
+    reason: "Infeasible" where this board can never be cut so; "InUse" where it could, but for instances in use.
+    left_over: what finds no place once as many memory slices of the wish as possible are served.
+    nearest: layouts that do fit (around what is in use, where that is the reason), nearest first.
+    blocked_by: the fewest instances in use whose going would make room; empty for "Infeasible".
+    """
+
+    reason: Literal["Infeasible", "InUse"]
+    message: str
+    left_over: Counts
+    nearest: tuple[Counts, ...]
+    blocked_by: tuple[GpuInstance, ...] = ()
+
+
+def transition(board: Board, current: Geometry, busy: Geometry, wanted: Counts) -> Transition | Refusal:
+    """The least disruptive way from `current` to exactly `wanted`, or why there is none.
+
+    busy: the part of `current` that must keep profile, placement and identity; unknown counts as busy.
+    wanted: profile names as this board spells them; ValueError for a name it does not offer.
+    An instance of `current` that the board does not list is destroyed when idle and blocks when busy.
+    """
+    for name, _ in wanted:
+        if not board.offers(name):
+            raise ValueError(f"{name} is not a profile of this board")
+    assert busy <= current, "what is busy must exist"
+    table = table_of(board)
+    candidates = table.with_counts(wanted)
+    if not candidates:
+        return _infeasible(board, wanted)
+    held = table.bits_of(busy)
+    if held is not None:
+        there = table.bits_of(table.known(current)) or 0
+        best = _least_destroyed(candidates, held, there)
+        if best is not None:
+            return _steps(table.geometry(best.bits), current)
+    return _in_use(board, table.bits_of(table.known(busy)) or 0, frozenset(busy - table.known(busy)), wanted)
+
+
+def fit(board: Board, wanted: Counts, staying: Geometry = frozenset()) -> Geometry | Refusal:
+    """Place `wanted` on a GPU around instances that stay and count towards it; the least fragmenting arrangement.
+
+    wanted: the whole multiset afterwards, `staying` included. Errors as for `transition`.
+    """
+    found = transition(board, staying, staying, wanted)
+    return found if isinstance(found, Refusal) else found.target
+
+
+def _least_destroyed(candidates: Iterable[PlacementSet], held: int, there: int) -> PlacementSet | None:
+    """The candidate with all of `held` that loses the fewest of `there`; candidates come best first."""
+    best, lost_least = None, -1
+    for candidate in candidates:
+        if held & ~candidate.bits:
+            continue
+        lost = (there & ~candidate.bits).bit_count()
+        if best is None or lost < lost_least:
+            best, lost_least = candidate, lost
+    return best
+
+
+def _steps(target: Geometry, current: Geometry) -> Transition:
+    return Transition(target, by_start(target & current), by_start(current - target), by_start(target - current))
+
+
+@lru_cache(maxsize=4096)
+def _infeasible(board: Board, wanted: Counts) -> Refusal:
+    table = table_of(board)
+    left_over, nearest = _closest(table, board, 0, wanted)
+    return Refusal(
+        "Infeasible",
+        f"{say(wanted)} does not fit on this GPU: no place is left for {say(left_over)}. "
+        f"Nearest that fits: {_options(nearest)}.",
+        left_over,
+        nearest,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _in_use(board: Board, held: int, unlisted: Geometry, wanted: Counts) -> Refusal:
+    table = table_of(board)
+    must_go = min(
+        (held & ~candidate.bits for candidate in table.with_counts(wanted)),
+        key=lambda bits: (bits.bit_count(), _width(table, bits), bits),
+    )
+    blockers = by_start(table.geometry(must_go) | unlisted)
+    left_over, nearest = _closest(table, board, held, wanted)
+    fits = f" Nearest that fits around what is in use: {_options(nearest)}." if nearest and not unlisted else ""
+    return Refusal(
+        "InUse",
+        f"{say(wanted)} needs the place of {', '.join(map(str, blockers))}, in use.{fits}",
+        left_over,
+        nearest if not unlisted else (),
+        blockers,
+    )
+
+
+def _closest(table: Table, board: Board, held: int, wanted: Counts) -> tuple[Counts, tuple[Counts, ...]]:
+    """What of the wish finds no place around `held`, and the nearest multisets that fit there."""
+    wish = dict(wanted)
+    width = {p.name: p.memory_slices for p in board.profiles}
+    reachable = sorted({s.counts for s in table.sets if not held & ~s.bits})
+
+    def served(multiset: Counts) -> int:
+        return sum(width[name] * min(number, wish.get(name, 0)) for name, number in multiset)
+
+    def apart(multiset: Counts) -> int:
+        have = dict(multiset)
+        return sum(width[name] * abs(have.get(name, 0) - wish.get(name, 0)) for name in {*have, *wish})
+
+    most = min(reachable, key=lambda m: (-served(m), apart(m), m), default=())
+    left_over = tuple(
+        (name, number - min(number, dict(most).get(name, 0)))
+        for name, number in wanted
+        if number > dict(most).get(name, 0)
+    )
+    near = sorted((m for m in reachable if m), key=lambda m: (apart(m), -served(m), m))
+    return left_over, tuple(near[:NEAREST_MAX])
+
+
+def _width(table: Table, bits: int) -> int:
+    return sum(i.placement.size for i in table.geometry(bits))
+
+
+def say(counts: Counts) -> str:
+    """Counts as a person writes them: "2×3g.40gb + 1g.10gb"; "nothing" for none."""
+    return " + ".join(name if number == 1 else f"{number}×{name}" for name, number in counts) or "nothing"
+
+
+def _options(nearest: Iterable[Counts]) -> str:
+    return " or ".join(say(multiset) for multiset in nearest) or "nothing"
