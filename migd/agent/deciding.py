@@ -1,0 +1,368 @@
+"""The node transaction as one pure, total function: (record, what is seen) to (record, one effect).
+
+Every turn looks again, so a restart is nothing special. The record is saved before the effect is begun. An effect's
+error is put into the record by `failed`, and the next turn decides what to make of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from migd.agent.orders import Order
+from migd.agent.records import AS_WISHED, AwaitingReboot, Cause, GpuRecord, Outcome, Phase, Record, Transaction
+from migd.agent.steps import InTheWay, next_operation
+from migd.mig.geometry import EMPTY, Layout
+from migd.mig.observed import SeenGpu
+from migd.mig.operations import Operation, ResetGpu, SetMode
+from migd.plans.preview import GpuPreview
+
+TURNS_MAX: Final = 200
+"""Operations of one transaction in one direction; a whole 7-slice GPU re-cut takes 29 and a mode change."""
+
+RESETS_MAX: Final = 2
+"""GPU resets tried for one mode change; the second is for one that a crash may have kept from happening."""
+
+BLOCKED: Final = frozenset({"InUse", "NeverIdle", "ForeignInstances", "ResetRefused", "GPUUnhealthy", "Waiting"})
+"""Reasons that somebody else can take away, so that the same order may succeed later."""
+
+POLL_S: Final = 2.0
+"""Between two looks while waiting for instances to become idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How often an operation is tried again after one kind of error, and how long apart.
+
+    tries: in all, forward. tries_back: in all, on the way back, where giving up leaves the GPU half done.
+    first_s, most_s: the pause doubles from the one to the other.
+    """
+
+    tries: int
+    tries_back: int
+    first_s: float
+    most_s: float
+
+    def pause_s(self, tries: int) -> float:
+        """The pause after so many tries."""
+        return float(min(self.first_s * 2 ** (tries - 1), self.most_s))
+
+
+PATIENCE: Final[Mapping[str, Patience]] = {
+    "InUse": Patience(8, 10, 0.1, 2.0),  # a release lags some tenths of a second behind its process's end
+    "NoPermission": Patience(1, 2, 0.5, 0.5),  # asking again does not help
+    "ResetRefused": Patience(2, 2, 1.0, 1.0),
+    "GPUUnhealthy": Patience(1, 1, 0.5, 0.5),
+    "": Patience(3, 10, 0.2, 3.0),  # everything else may be passing
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """All that a decision looks at. now_s: any clock that only moves forward within one boot."""
+
+    boot_id: str
+    now_s: float
+    gpus: tuple[SeenGpu, ...]
+    order: Order | None = None
+
+    def gpu(self, uuid: str) -> SeenGpu | None:
+        """This GPU, or None where NVML does not show it."""
+        return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Do nothing for a while, then look again. why: for people; uuid: the GPU it is for."""
+
+    seconds: float
+    why: str
+    uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAgain:
+    """Nothing to do but to save the record and look again."""
+
+
+Effect = Operation | Pause | LookAgain
+
+
+def decide(record: Record, seen: Seen) -> tuple[Record, Effect | None]:
+    """The next record and the one effect to begin, or None at rest.
+
+    At rest every GPU of the order has an outcome and no transaction is open. Without an order only what a crash left
+    is finished or undone.
+    """
+    record = _after_boot(record, seen)
+    for uuid in _by_index(record.open, seen):
+        return _drive(record, uuid, seen)  # one GPU after the other, lowest index first
+    if seen.order is None or record.order_id == seen.order.id:
+        return record, None
+    return _begin(record, seen, seen.order)
+
+
+def accept(record: Record, order: Order) -> Record:
+    """The record with an order to be begun anew: outcomes of an earlier run of the same order are forgotten."""
+    gpus = {uuid: replace(gpu, outcome=None) if uuid in order.goals else gpu for uuid, gpu in record.gpus.items()}
+    return Record(record.boot_id, "", gpus)
+
+
+def failed(record: Record, operation: Operation, error: Cause, now_s: float) -> Record:
+    """The record after an operation answered with an error; the next turn decides what follows."""
+    gpu = record.gpu(operation.gpu_uuid)
+    transaction = gpu.transaction
+    assert transaction is not None, "operations are begun only within a transaction"
+    pause = _patience(error).pause_s(transaction.tries)
+    changed = replace(transaction, error=error, not_before_s=now_s + pause)
+    return record.with_gpu(operation.gpu_uuid, replace(gpu, transaction=changed))
+
+
+# --- boots ---------------------------------------------------------------------------------------------------------
+
+
+def _after_boot(record: Record, seen: Seen) -> Record:
+    """A changed boot id voids what is recorded of the GPUs: instances are gone, and on some GPUs the mode too."""
+    if record.boot_id == seen.boot_id:
+        return record
+    return Record(seen.boot_id, record.order_id, {uuid: _rebooted(gpu) for uuid, gpu in record.gpus.items()})
+
+
+def _rebooted(gpu: GpuRecord) -> GpuRecord:
+    previous = gpu.transaction.before if gpu.transaction else gpu.previous
+    return replace(gpu, owned=EMPTY, previous=previous, transaction=None)
+
+
+# --- beginning an order ---------------------------------------------------------------------------------------------
+
+
+def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | None]:
+    """Judge every GPU first; open transactions only when not one is refused or blocked."""
+    plans = order.plans(seen.gpus, record.owned)
+    refused = {u: Outcome("Failed", Cause(p.refused.reason, p.refused.message)) for u, p in plans.items() if p.refused}
+    stuck = {u: o for u in plans if (o := _awaiting(record.gpu(u), seen, u, order)) is not None}
+    blocked = {u: Outcome("Blocked", p.blocked) for u, p in plans.items() if p.blocked is not None}
+    if not refused and not stuck and blocked:
+        waits = all(outcome.cause.reason == "InUse" for outcome in blocked.values())
+        if waits and order.wait_until_s is not None:
+            if seen.now_s < order.wait_until_s:
+                uuid, outcome = min(blocked.items())
+                return record, Pause(min(POLL_S, order.wait_until_s - seen.now_s), outcome.cause.message, uuid)
+            blocked = {
+                u: Outcome("Blocked", Cause("NeverIdle", f"the wait is over: {o.cause.message}"))
+                for u, o in blocked.items()
+            }
+    stop = refused or stuck or blocked
+    for uuid, plan in plans.items():
+        now = seen.gpu(uuid)
+        assert now is not None, "a plan is made only for a GPU that is seen"
+        record = record.with_gpu(uuid, _opened(record.gpu(uuid), now, plan, order, stop.get(uuid), bool(stop)))
+    return Record(record.boot_id, order.id, record.gpus), None if stop else LookAgain()
+
+
+def _opened(
+    gpu: GpuRecord, now: SeenGpu, plan: GpuPreview, order: Order, stopped: Outcome | None, waits: bool
+) -> GpuRecord:
+    """One GPU's record when its order begins: an open transaction, or the outcome that needs none."""
+    if stopped is not None:
+        return replace(gpu, outcome=stopped)
+    if not plan.changes:
+        owned = now.geometry if order.foreign == "Adopt" else gpu.owned & now.geometry
+        return replace(gpu, owned=owned, awaiting=None, outcome=Outcome("Ready", AS_WISHED))
+    if waits:
+        return replace(
+            gpu, outcome=Outcome("Blocked", Cause("Waiting", "not begun: another GPU of the plan is held up"))
+        )
+    return replace(
+        gpu,
+        outcome=None,
+        awaiting=None,
+        transaction=Transaction(
+            order.id, now.layout, plan.target, gpu.owned, order.foreign == "Adopt", order.on_failure == "Hold"
+        ),
+    )
+
+
+def _awaiting(gpu: GpuRecord, seen: Seen, uuid: str, order: Order) -> Outcome | None:
+    """What a mode change that waited for a reboot makes of the same order; another order is free to begin."""
+    waits, now = gpu.awaiting, seen.gpu(uuid)
+    if waits is None or waits.order_id != order.id or now is None or now.mode is None or now.mode.current == waits.mig:
+        return None
+    wish = "on" if waits.mig else "off"
+    if waits.boot_id == seen.boot_id:
+        return Outcome("RebootRequired", Cause("RebootRequired", f"MIG mode {wish} waits for a reboot of this machine"))
+    return Outcome(
+        "Failed",
+        Cause(
+            "ModeChangeFailed",
+            f"MIG mode {wish} did not take effect, although the machine was rebooted. Nothing more is tried until the "
+            "plan changes. In a virtual machine the hypervisor may not allow it",
+        ),
+    )
+
+
+# --- driving one GPU ------------------------------------------------------------------------------------------------
+
+
+def _drive(record: Record, uuid: str, seen: Seen) -> tuple[Record, Effect | None]:
+    """One turn of one GPU's open transaction."""
+    gpu, now = record.gpu(uuid), seen.gpu(uuid)
+    transaction = gpu.transaction
+    assert transaction is not None, "only open transactions are driven"
+    if now is None or now.lost:
+        lost = Outcome("Lost", Cause("GPUUnhealthy", "the GPU fell off the bus while it was changed"), True)
+        return record.with_gpu(uuid, replace(gpu, transaction=None, outcome=lost)), LookAgain()
+    if seen.now_s < transaction.not_before_s:
+        why = transaction.error.message if transaction.error else "trying again"
+        return record, Pause(transaction.not_before_s - seen.now_s, why, uuid)
+    gpu, effect = _turn(gpu, transaction, now, seen)
+    return record.with_gpu(uuid, gpu), effect
+
+
+def _turn(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, seen: Seen) -> tuple[GpuRecord, Effect]:
+    goal = transaction.before if transaction.back else transaction.target
+    strangers = now.geometry - transaction.before.instances - (transaction.target or transaction.before).instances
+    if strangers and not transaction.back:
+        names = ", ".join(sorted(map(str, strangers)))
+        return _turn_back(gpu, transaction, now, Cause("ForeignInstances", f"somebody else created {names} meanwhile"))
+    step = next_operation(now, goal or Layout(True, transaction.before.instances), strangers)
+    if step is None and goal is None:
+        return _aim(gpu, transaction, now, seen)
+    if step is None:
+        return _verified(gpu, transaction, now), LookAgain()
+    if isinstance(step, InTheWay):
+        return _give_up(gpu, transaction, now, Cause("InUse", str(step)))
+    if isinstance(step, SetMode):
+        return _mode(gpu, transaction, now, step, seen)
+    return _try(gpu, transaction, now, step)
+
+
+def _aim(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, seen: Seen) -> tuple[GpuRecord, Effect]:
+    """MIG is on and the driver lists profiles at last: find the target that could not be known before."""
+    if seen.order is None or seen.order.id != transaction.order_id:
+        return _turn_back(gpu, transaction, now, Cause("Held", "interrupted before its target was known"))
+    plan = seen.order.plan(now, transaction.owned)
+    if plan.refused is not None:
+        return _turn_back(gpu, transaction, now, Cause(plan.refused.reason, plan.refused.message))
+    if plan.blocked is not None:
+        return _turn_back(gpu, transaction, now, plan.blocked)
+    if plan.target is None:
+        cause = Cause("NVMLError", "the driver lists no profiles although MIG is on")
+        return _turn_back(gpu, transaction, now, cause)
+    return replace(gpu, transaction=replace(transaction, target=plan.target)), LookAgain()
+
+
+def _mode(
+    gpu: GpuRecord, transaction: Transaction, now: SeenGpu, step: SetMode, seen: Seen
+) -> tuple[GpuRecord, Effect]:
+    """Ask for the mode; where it was accepted and only a reset can activate it, reset; where that fails, a reboot."""
+    assert now.mode is not None, "a mode step is made only where there is a mode"
+    asked = transaction.step in (str(step), str(ResetGpu(now.uuid)))
+    refused = transaction.error is not None
+    pending = now.mode.pending == step.enable != now.mode.current
+    if not (asked and pending and not now.resetless) or (refused and transaction.resets == 0):
+        return _try(gpu, transaction, now, step)
+    if refused or transaction.resets < RESETS_MAX:
+        return _try(gpu, transaction, now, ResetGpu(now.uuid))
+    wish = "on" if step.enable else "off"
+    cause = Cause(
+        "RebootRequired",
+        f"MIG mode {wish} is accepted, but neither the driver nor a GPU reset activates it: reboot this machine",
+    )
+    awaiting = None if transaction.back else AwaitingReboot(seen.boot_id, transaction.order_id, step.enable)
+    ended = _ended(gpu, transaction, now, Outcome("RebootRequired", cause, transaction.touched))
+    return replace(ended, awaiting=awaiting), LookAgain()
+
+
+def _try(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, step: Operation) -> tuple[GpuRecord, Effect]:
+    """Begin an operation, unless it was tried often enough."""
+    again = transaction.step == str(step)
+    patience = _patience(transaction.error if again else None)
+    tries = transaction.tries if again else 0
+    if tries >= (patience.tries_back if transaction.back else patience.tries) or transaction.turns >= TURNS_MAX:
+        return _give_up(
+            gpu, transaction, now, transaction.error if again and transaction.error else _no_effect(step, tries)
+        )
+    begun = replace(
+        transaction,
+        step=str(step),
+        tries=tries + 1,
+        error=None,
+        resets=transaction.resets + isinstance(step, ResetGpu),
+        touched=True,
+        turns=transaction.turns + 1,
+        not_before_s=0.0,
+    )
+    return replace(gpu, transaction=begun), step
+
+
+def _no_effect(step: Operation, tries: int) -> Cause:
+    reason = "ModeChangeFailed" if isinstance(step, SetMode) else "NVMLError"
+    return Cause(reason, f"{step} was accepted {tries} times, but NVML does not show it")
+
+
+def _patience(error: Cause | None) -> Patience:
+    return PATIENCE.get(error.reason, PATIENCE[""]) if error else PATIENCE[""]
+
+
+def _give_up(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, cause: Cause) -> tuple[GpuRecord, Effect]:
+    """Forward: go back. On the way back already: leave the GPU as it is, and say so."""
+    if not transaction.back:
+        return _turn_back(gpu, transaction, now, cause)
+    first = transaction.cause.message if transaction.cause else "interrupted"
+    message = f"{first}; going back failed too: {cause.message}. The GPU is left with {now.layout}"
+    return _ended(gpu, transaction, now, Outcome("Failed", Cause(cause.reason, message), True)), LookAgain()
+
+
+def _turn_back(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, cause: Cause) -> tuple[GpuRecord, Effect]:
+    if transaction.hold and transaction.touched:
+        message = f"{cause.message}; held as the plan's onFailure says, with {now.layout}"
+        return _ended(gpu, transaction, now, Outcome("Held", Cause("Held", message), True)), LookAgain()
+    back = replace(
+        transaction, back=True, cause=cause, step="", tries=0, error=None, resets=0, turns=0, not_before_s=0.0
+    )
+    return replace(gpu, transaction=back), LookAgain()
+
+
+# --- ending one GPU's transaction -----------------------------------------------------------------------------------
+
+
+def _verified(gpu: GpuRecord, transaction: Transaction, now: SeenGpu) -> GpuRecord:
+    """The GPU is, as read back, what it should be: the target, or again what it was."""
+    if transaction.back:
+        cause = transaction.cause or Cause("Held", "interrupted")
+        phase: Phase = "Blocked" if cause.reason in BLOCKED else "Failed"
+        put_back = "; put back as it was" if transaction.touched else ""
+        return replace(
+            gpu,
+            owned=transaction.before.instances if transaction.adopted else transaction.owned & now.geometry,
+            transaction=None,
+            outcome=Outcome(phase, Cause(cause.reason, cause.message + put_back)),
+        )
+    target, before = transaction.target, transaction.before
+    assert target is not None, "nothing is verified against an unknown target"
+    made = target.instances - before.instances
+    changed = target != before
+    return replace(
+        gpu,
+        owned=target.instances if transaction.adopted else (transaction.owned & target.instances) | made,
+        previous=before if changed else gpu.previous,
+        transaction=None,
+        outcome=Outcome("Ready", AS_WISHED, changed),
+    )
+
+
+def _ended(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, outcome: Outcome) -> GpuRecord:
+    """Given up half way: what is there of ours stays ours, and `migd rollback` can still go to the layout before."""
+    ours = transaction.owned | (
+        transaction.target.instances - transaction.before.instances if transaction.target else EMPTY
+    )
+    if transaction.adopted:
+        ours |= transaction.before.instances
+    return replace(gpu, owned=now.geometry & ours, previous=transaction.before, transaction=None, outcome=outcome)
+
+
+def _by_index(uuids: tuple[str, ...], seen: Seen) -> list[str]:
+    index = {gpu.uuid: gpu.index for gpu in seen.gpus}
+    return sorted(uuids, key=lambda uuid: (index.get(uuid, len(index)), uuid))

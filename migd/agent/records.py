@@ -1,0 +1,115 @@
+"""The record: the little that cannot be seen again after a crash, as values. `store` keeps it on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from migd.mig.geometry import EMPTY, Geometry, Layout
+
+VERSION: Final = 1
+"""Of the record's form on disk. A record of another version is refused, never guessed at."""
+
+Phase = Literal["Ready", "Blocked", "RebootRequired", "Failed", "Held", "Lost"]
+"""How one GPU stands at rest after an order, in the API's closed list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why something did not go as wished. reason: from the API's closed list; message: a sentence for people."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one GPU under an order. changed: its layout or mode is another than before."""
+
+    phase: Phase
+    cause: Cause
+    changed: bool = False
+
+
+AS_WISHED: Final = Cause("AsWished", "as wished")
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """One GPU being changed. Written before the first effect, gone when the GPU is verified or given up.
+
+    before: the layout to go back to. target: the layout to reach; None until the driver lists profiles, MIG being on.
+    back: on the way back to `before`, for `cause`. owned: what was ours before. adopted: foreign instances are
+    treated as ours. hold: on failure stop where it is, instead of going back.
+    step: the operation last begun. tries: how often in a row. error: what it last answered. resets: GPU resets tried
+    since the mode was last asked for. touched: an operation was begun. turns: operations begun in all.
+    not_before_s: on the clock; the next try is not earlier.
+    """
+
+    order_id: str
+    before: Layout
+    target: Layout | None
+    owned: Geometry = EMPTY
+    adopted: bool = False
+    hold: bool = False
+    back: bool = False
+    cause: Cause | None = None
+    step: str = ""
+    tries: int = 0
+    error: Cause | None = None
+    resets: int = 0
+    touched: bool = False
+    turns: int = 0
+    not_before_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitingReboot:
+    """A mode change that only a reboot can finish. boot_id: of the boot in which it was asked for."""
+
+    boot_id: str
+    order_id: str
+    mig: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRecord:
+    """What this machine's record says of one GPU.
+
+    owned: instances migd made here, or adopted; all others are foreign. previous: the layout before the last change,
+    which `migd rollback` returns to.
+    """
+
+    owned: Geometry = EMPTY
+    previous: Layout | None = None
+    transaction: Transaction | None = None
+    awaiting: AwaitingReboot | None = None
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The record of one machine. order_id: the order last begun; its outcomes stand in the GPUs' records."""
+
+    boot_id: str
+    order_id: str = ""
+    gpus: Mapping[str, GpuRecord] = field(default_factory=dict)
+
+    def gpu(self, uuid: str) -> GpuRecord:
+        """What is recorded of this GPU; an empty record where nothing is."""
+        return self.gpus.get(uuid, GpuRecord())
+
+    def with_gpu(self, uuid: str, gpu: GpuRecord) -> Record:
+        """The record with this GPU's part replaced."""
+        return Record(self.boot_id, self.order_id, {**self.gpus, uuid: gpu})
+
+    @property
+    def open(self) -> tuple[str, ...]:
+        """UUIDs of GPUs with a transaction under way, ascending."""
+        return tuple(sorted(uuid for uuid, gpu in self.gpus.items() if gpu.transaction is not None))
+
+    @property
+    def owned(self) -> dict[str, Geometry]:
+        """What is ours on each GPU."""
+        return {uuid: gpu.owned for uuid, gpu in self.gpus.items()}

@@ -1,0 +1,159 @@
+"""The agent's loop: look, decide, remember, act. All decisions are `deciding`'s; all I/O goes through the ports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+
+from migd.agent.deciding import Effect, LookAgain, Pause, Seen, accept, decide, failed
+from migd.agent.orders import Order
+from migd.agent.ports import Boot, Clock, Gpus, Processes, Reset, ResetRefusedError, Store
+from migd.agent.records import Cause, Record
+from migd.mig.observed import Holder, SeenGpu
+from migd.mig.operations import DestroyComputeInstances, DestroyGpuInstance, Operation, ResetGpu, SetMode
+from migd.nvml.errors import (
+    GpuError,
+    HungError,
+    InUseError,
+    LostError,
+    ModeRefusedError,
+    NoPermissionError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One machine's ports, real or simulated."""
+
+    gpus: Gpus
+    reset: Reset
+    processes: Processes
+    clock: Clock
+    boot: Boot
+    store: Store
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the agent tells while it works. error: empty when the effect was begun or done."""
+
+    effect: Operation | Pause
+    done: bool
+    seconds: float = 0.0
+    error: str = ""
+
+
+Listener = Callable[[Progress], None]
+
+
+def look(machine: Machine, order: Order | None = None) -> Seen:
+    """Everything a decision looks at, read anew. A driver that is just being reloaded is waited for, briefly."""
+    again = Retrying(
+        retry=retry_if_exception(lambda error: isinstance(error, GpuError) and error.retry),
+        stop=stop_after_attempt(6),
+        wait=wait_exponential(multiplier=0.5, max=8),
+        sleep=machine.clock.sleep,
+        reraise=True,
+    )
+    gpus = again(machine.gpus.look)
+    named = tuple(_named(gpu, machine.processes) for gpu in gpus)
+    return Seen(machine.boot.boot_id(), machine.clock.now_s(), named, order)
+
+
+def run(machine: Machine, order: Order | None, listen: Listener = lambda progress: None) -> Record:
+    """Carry out an order, after finishing or undoing what a crash left; without an order only the latter.
+
+    Returns the record at rest: each GPU of the order has an outcome. GpuError where the GPUs can no longer be read or
+    a call hangs: the record then stays open, and the next run goes on from there. The caller holds the lock.
+    """
+    seen = look(machine, order)
+    kept = machine.store.load()
+    record = kept or Record(seen.boot_id)
+    if order is not None:
+        record = accept(record, order)
+    while True:
+        record, effect = decide(record, seen)
+        if record != kept:
+            machine.store.save(record)
+            kept = record
+        if effect is None:
+            return record
+        error = _carry_out(machine, effect, listen)
+        if error is not None:
+            assert not isinstance(effect, Pause | LookAgain), "only operations fail"
+            record = failed(record, effect, error, machine.clock.now_s())
+        seen = look(machine, order)
+
+
+def _carry_out(machine: Machine, effect: Effect, listen: Listener) -> Cause | None:
+    """Do one effect; what it answered, where it failed."""
+    if isinstance(effect, LookAgain):
+        return None
+    listen(Progress(effect, done=False))
+    began = machine.clock.now_s()
+    error: Cause | None = None
+    if isinstance(effect, Pause):
+        machine.clock.sleep(effect.seconds)
+    else:
+        error = _perform(machine, effect)
+    listen(Progress(effect, True, machine.clock.now_s() - began, error.message if error else ""))
+    return error
+
+
+def _perform(machine: Machine, operation: Operation) -> Cause | None:
+    try:
+        if isinstance(operation, ResetGpu):
+            machine.gpus.close()  # our own session would refuse the reset
+            machine.reset.reset(operation.gpu_uuid)
+        else:
+            machine.gpus.perform(operation)
+    except HungError:
+        raise  # NVML answers nobody any more: the record stays open, and says what was begun
+    except ResetRefusedError as error:
+        return Cause("ResetRefused", str(error))
+    except GpuError as error:
+        return Cause(reason_of(error), _told(machine, operation, error))
+    return None
+
+
+def reason_of(error: GpuError) -> str:
+    """The API's reason for an error of the hardware's."""
+    match error:
+        case InUseError():
+            return "InUse"
+        case NoPermissionError():
+            return "NoPermission"
+        case LostError():
+            return "GPUUnhealthy"
+        case ModeRefusedError():
+            return "ModeChangeFailed"
+    return "NVMLError"
+
+
+def _told(machine: Machine, operation: Operation, error: GpuError) -> str:
+    """The error for people; where a holder is not listed by NVML, with who has the device file open."""
+    if not isinstance(error, InUseError) or not isinstance(
+        operation, SetMode | DestroyComputeInstances | DestroyGpuInstance
+    ):
+        return str(error)
+    users = [_holder(Holder(pid), machine.processes) for pid in machine.processes.device_users(operation.gpu_uuid)]
+    if not users:
+        return f"{error}. NVML lists no process; a monitor such as the DCGM host engine may hold it"
+    return f"{error}. The device file is open in {', '.join(map(str, users))}"
+
+
+def _named(gpu: SeenGpu, processes: Processes) -> SeenGpu:
+    """The GPU with its holders' commands and containers."""
+    if not gpu.holders and not any(instance.holders for instance in gpu.instances):
+        return gpu
+    instances = tuple(
+        replace(i, holders=tuple(_holder(h, processes) for h in i.holders)) if i.holders else i for i in gpu.instances
+    )
+    return replace(gpu, holders=tuple(_holder(h, processes) for h in gpu.holders), instances=instances)
+
+
+def _holder(holder: Holder, processes: Processes) -> Holder:
+    found = processes.describe(holder.pid) if holder.pid is not None else None
+    return replace(holder, command=found[0], container=found[1]) if found else holder

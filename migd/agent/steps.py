@@ -1,0 +1,69 @@
+"""The next operation that brings one GPU closer to a layout: pure, one at a time, from a fresh look.
+
+The order is fixed: compute instances that must go, their GPU instances, the MIG mode, new GPU instances, new compute
+instances. Everything in use is found while it can still be put back by creating a compute instance again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from migd.mig.geometry import EMPTY, Geometry, Layout, by_start
+from migd.mig.observed import SeenGpu, SeenInstance
+from migd.mig.operations import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstances,
+    DestroyGpuInstance,
+    Operation,
+    SetMode,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InTheWay:
+    """Something in use must go first; nothing was touched by finding out."""
+
+    what: SeenInstance | SeenGpu
+
+    def __str__(self) -> str:
+        who = ", ".join(map(str, self.what.holders)) or "an unknown client"
+        name = str(self.what.instance) if isinstance(self.what, SeenInstance) else "the GPU"
+        return f"{name} is in use by {who}"
+
+
+def next_operation(seen: SeenGpu, goal: Layout, strangers: Geometry = EMPTY) -> Operation | InTheWay | None:
+    """The one operation to do now, what is in the way of it, or None where the GPU is as `goal` says.
+
+    None means verified: mode settled, exactly the goal's instances, each with one compute instance spanning it.
+    strangers: instances that are nobody's business here; they are neither wanted nor touched.
+    A mode that was asked for and is not active yet yields SetMode again: asking an idle GPU again activates it.
+    """
+    surplus = _in_order(s for s in seen.instances if s.instance not in goal.instances | strangers)
+    odd = _in_order(s for s in seen.instances if s.instance in goal.instances and not s.whole and s.compute_instances)
+    for there in (*surplus, *odd):
+        if there.in_use:
+            return InTheWay(there)
+    for there in (*surplus, *odd):
+        if there.compute_instances:
+            return DestroyComputeInstances(seen.uuid, there.instance)
+    for there in surplus:
+        return DestroyGpuInstance(seen.uuid, there.instance)
+    if seen.mode is not None and not (seen.mode.settled and seen.mode.current == goal.mig):
+        return InTheWay(seen) if _mode_blocked(seen, goal) else SetMode(seen.uuid, goal.mig)
+    for missing in by_start(goal.instances - seen.geometry):
+        return CreateGpuInstance(seen.uuid, missing)
+    for bare in _in_order(s for s in seen.instances if s.instance in goal.instances and not s.compute_instances):
+        return CreateComputeInstance(seen.uuid, bare.instance)
+    return None
+
+
+def _mode_blocked(seen: SeenGpu, goal: Layout) -> bool:
+    """A change of the current mode needs nobody on the GPU; taking back a pending one disturbs nobody."""
+    assert seen.mode is not None
+    return seen.mode.current != goal.mig and seen.in_use
+
+
+def _in_order(found: Iterable[SeenInstance]) -> list[SeenInstance]:
+    return sorted(found, key=lambda s: (s.instance.placement, s.instance.profile, s.gi_id))

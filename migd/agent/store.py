@@ -1,0 +1,162 @@
+"""The record on disk: one JSON file, written whole, fsynced and renamed, so that a crash leaves the old or the new."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, cast
+
+from migd.agent.records import (
+    VERSION,
+    AwaitingReboot,
+    Cause,
+    GpuRecord,
+    Outcome,
+    Record,
+    Transaction,
+)
+from migd.mig.geometry import Geometry, GpuInstance, Layout, by_start
+from migd.mig.profiles import Placement
+
+FILE: Final = "record.json"
+
+
+class RecordError(Exception):
+    """The record cannot be read or written; the text says where and what to do."""
+
+
+class FileStore:
+    """Keeps the record of one machine in a folder. One writer at a time: see `locking`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+
+    def load(self) -> Record | None:
+        """The record, or None where there is none yet. RecordError where it cannot be read or understood."""
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecordError(f"cannot read the record {self.path}: {error}") from error
+        try:
+            return decode(text)
+        except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+            raise RecordError(
+                f"the record {self.path} is damaged ({error}). Nothing was touched. Compare `migd gpus` with what you "
+                "expect, then move the file away; without it instances that exist count as foreign"
+            ) from error
+
+    def save(self, record: Record) -> None:
+        """Put the record on disk before returning: written beside, fsynced, renamed, folder fsynced."""
+        beside = self.path.with_suffix(".new")
+        try:
+            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+                file.write(encode(record))
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self.path)
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            with suppress(OSError):
+                beside.unlink()
+            raise RecordError(f"cannot write the record {self.path}: {error}") from error
+
+
+def encode(record: Record) -> str:
+    """A record as JSON text; equal records give equal text."""
+    body = {
+        "version": VERSION,
+        "bootId": record.boot_id,
+        "orderId": record.order_id,
+        "gpus": {uuid: _gpu_out(gpu) for uuid, gpu in sorted(record.gpus.items())},
+    }
+    return json.dumps(body, indent=1, sort_keys=True) + "\n"
+
+
+def decode(text: str) -> Record:
+    """The record that `encode` wrote; ValueError, KeyError or TypeError for anything else."""
+    body = json.loads(text)
+    if not isinstance(body, dict) or body.get("version") != VERSION:
+        found = body.get("version") if isinstance(body, dict) else None
+        raise ValueError(f"its version is {found!r}; this migd reads version {VERSION}")
+    return Record(body["bootId"], body["orderId"], {uuid: _gpu_in(gpu) for uuid, gpu in body["gpus"].items()})
+
+
+def _gpu_out(gpu: GpuRecord) -> dict[str, Any]:
+    return {
+        "owned": _geometry_out(gpu.owned),
+        "previous": _layout_out(gpu.previous),
+        "transaction": _transaction_out(gpu.transaction),
+        "awaiting": asdict(gpu.awaiting) if gpu.awaiting else None,
+        "outcome": asdict(gpu.outcome) if gpu.outcome else None,
+    }
+
+
+def _gpu_in(body: dict[str, Any]) -> GpuRecord:
+    outcome = body["outcome"]
+    return GpuRecord(
+        _geometry_in(body["owned"]),
+        _layout_in(body["previous"]),
+        _transaction_in(body["transaction"]),
+        AwaitingReboot(**body["awaiting"]) if body["awaiting"] else None,
+        Outcome(outcome["phase"], Cause(**outcome["cause"]), outcome["changed"]) if outcome else None,
+    )
+
+
+def _transaction_out(transaction: Transaction | None) -> dict[str, Any] | None:
+    if transaction is None:
+        return None
+    plain = {name: getattr(transaction, name) for name in _PLAIN}
+    return plain | {
+        "before": _layout_out(transaction.before),
+        "target": _layout_out(transaction.target),
+        "owned": _geometry_out(transaction.owned),
+        "cause": asdict(transaction.cause) if transaction.cause else None,
+        "error": asdict(transaction.error) if transaction.error else None,
+    }
+
+
+_PLAIN: Final = (
+    *("order_id", "adopted", "hold", "back", "step", "tries"),
+    *("resets", "touched", "turns", "not_before_s"),
+)
+
+
+def _transaction_in(body: dict[str, Any] | None) -> Transaction | None:
+    if body is None:
+        return None
+    before = _layout_in(body["before"])
+    if before is None:
+        raise ValueError("a transaction without the layout before it")
+    return Transaction(
+        before=before,
+        target=_layout_in(body["target"]),
+        owned=_geometry_in(body["owned"]),
+        cause=Cause(**body["cause"]) if body["cause"] else None,
+        error=Cause(**body["error"]) if body["error"] else None,
+        **{name: body[name] for name in _PLAIN},
+    )
+
+
+def _layout_out(layout: Layout | None) -> dict[str, Any] | None:
+    return {"mig": layout.mig, "instances": _geometry_out(layout.instances)} if layout else None
+
+
+def _layout_in(body: dict[str, Any] | None) -> Layout | None:
+    return Layout(cast("bool", body["mig"]), _geometry_in(body["instances"])) if body else None
+
+
+def _geometry_out(geometry: Geometry) -> list[list[Any]]:
+    return [[i.profile, i.placement.start, i.placement.size] for i in by_start(geometry)]
+
+
+def _geometry_in(body: list[list[Any]]) -> Geometry:
+    return frozenset(GpuInstance(profile, Placement(int(start), int(size))) for profile, start, size in body)
