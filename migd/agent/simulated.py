@@ -1,0 +1,49 @@
+"""The agent's ports on a simulated machine, for `--simulate`, tests and demos."""
+
+from __future__ import annotations
+
+from migd.agent.ports import ResetRefusedError, Store
+from migd.agent.records import Record
+from migd.agent.running import Machine
+from migd.nvml.gpus import NvmlGpus
+from migd.sim import errors
+from migd.sim.host import SimHost
+
+
+class SimReset:
+    """GPU reset on the simulated machine, with the agent's own error."""
+
+    def __init__(self, host: SimHost) -> None:
+        self._host = host
+
+    def reset(self, gpu_uuid: str) -> None:
+        """Reset this GPU; ResetRefusedError with the simulated program's words."""
+        try:
+            self._host.reset(gpu_uuid)
+        except errors.ResetRefusedError as error:
+            raise ResetRefusedError(str(error)) from error
+
+
+class SimStore:
+    """A store whose writes are fault points of the simulated machine, named "record.save"."""
+
+    def __init__(self, host: SimHost, store: Store) -> None:
+        self._host = host
+        self._store = store
+
+    def load(self) -> Record | None:
+        """As the store beneath."""
+        return self._store.load()
+
+    def save(self, record: Record) -> None:
+        """As the store beneath, unless a fault strikes before or after."""
+        self._host.touch("record.save", lambda: self._store.save(record))
+
+
+def simulated(host: SimHost, store: Store) -> Machine:
+    """A machine whose GPUs, processes, clock and boots are `host`'s and whose record is kept in `store`.
+
+    Called again after a simulated crash it is a new process: a new NVML client, the same machine, the same record.
+    """
+    gpus = NvmlGpus(host.nvml(), host.caller)
+    return Machine(gpus, SimReset(host), host, host.clock, host, SimStore(host, store))

@@ -1,0 +1,74 @@
+"""The machine a command works on: this one, or a simulated one. Everything real or fake is chosen here, once."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from migd.agent.host import HostBoot, HostClock, NvidiaSmiReset
+from migd.agent.locking import exclusive
+from migd.agent.processes import ProcProcesses
+from migd.agent.running import Machine
+from migd.agent.simulated import simulated
+from migd.agent.store import FileStore
+from migd.cli.exits import CliError, Exit
+from migd.nvml.gpus import NvmlGpus
+from migd.sim.errors import SimulationError
+from migd.sim.host import SimHost
+
+STATE_DIR: Final = Path("/var/lib/migd")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A machine to work on, and where its record and lock lie."""
+
+    machine: Machine
+    state_dir: Path
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Hold this machine's lock, as every change needs."""
+        with exclusive(self.state_dir):
+            yield
+
+
+@contextmanager
+def opened(simulate: str, state: Path | None, state_dir: Path | None) -> Iterator[Opened]:
+    """The machine that the options name; its NVML session is closed at the end. CliError for options that contradict."""
+    with ExitStack() as stack:
+        if not simulate and state is None:
+            folder = state_dir or STATE_DIR
+            gpus = NvmlGpus()
+            stack.callback(gpus.close)
+            yield Opened(
+                Machine(gpus, NvidiaSmiReset(), ProcProcesses(), HostClock(), HostBoot(), FileStore(folder)), folder
+            )
+            return
+        host = sim_host(simulate, state)
+        if state_dir is not None:
+            folder = state_dir
+        elif state is not None:
+            folder = beside(state)
+        else:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="migd-")))
+        machine = simulated(host, FileStore(folder))
+        stack.callback(machine.gpus.close)
+        yield Opened(machine, folder)
+
+
+def beside(state: Path) -> Path:
+    """The state folder that belongs to a simulated machine's file."""
+    return state.with_name(state.name + ".d")
+
+
+def sim_host(simulate: str, state: Path | None) -> SimHost:
+    """The simulated machine of --simulate and --state; CliError where they contradict or cannot be used."""
+    try:
+        return SimHost.fresh(simulate) if state is None else SimHost.open(state, simulate or None)
+    except SimulationError as error:
+        raise CliError(Exit.USAGE, str(error)) from error

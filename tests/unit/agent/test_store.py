@@ -1,0 +1,102 @@
+"""The record on disk: read back equal, never half written, never guessed at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from migd.agent.records import AwaitingReboot, Cause, GpuRecord, Outcome, Record, Transaction
+from migd.agent.store import FileStore, RecordError, decode, encode
+from migd.mig.geometry import GpuInstance, Layout
+from migd.mig.profiles import Placement
+
+instances = st.builds(
+    GpuInstance, st.sampled_from(["1g.5gb", "3g.20gb"]), st.builds(Placement, st.integers(0, 7), st.integers(1, 8))
+)
+geometries = st.frozensets(instances, max_size=7)
+layouts = st.just(Layout(False)) | st.builds(Layout, st.just(True), geometries)
+causes = st.builds(Cause, st.sampled_from(["InUse", "NVMLError"]), st.text(max_size=20))
+transactions = st.builds(
+    Transaction,
+    order_id=st.text(max_size=8),
+    before=layouts,
+    target=st.none() | layouts,
+    owned=geometries,
+    adopted=st.booleans(),
+    hold=st.booleans(),
+    back=st.booleans(),
+    cause=st.none() | causes,
+    step=st.text(max_size=8),
+    tries=st.integers(0, 9),
+    error=st.none() | causes,
+    resets=st.integers(0, 2),
+    touched=st.booleans(),
+    turns=st.integers(0, 200),
+    not_before_s=st.floats(0, 1e9),
+)
+gpus = st.builds(
+    GpuRecord,
+    geometries,
+    st.none() | layouts,
+    st.none() | transactions,
+    st.none() | st.builds(AwaitingReboot, st.text(max_size=5), st.text(max_size=5), st.booleans()),
+    st.none() | st.builds(Outcome, st.sampled_from(["Ready", "Blocked", "Held"]), causes, st.booleans()),
+)
+records = st.builds(
+    Record, st.text(max_size=9), st.text(max_size=9), st.dictionaries(st.text(max_size=9), gpus, max_size=3)
+)
+
+
+@given(records)
+def test_a_record_reads_back_equal(record: Record) -> None:
+    assert decode(encode(record)) == record
+
+
+def test_there_is_no_record_at_first(tmp_path: Path) -> None:
+    assert FileStore(tmp_path).load() is None
+
+
+def test_what_was_saved_last_is_loaded(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.save(Record("one"))
+    store.save(Record("two"))
+    assert store.load() == Record("two")
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"version": 2}',
+        '{"version": 1}',
+        '{"version": 1, "bootId": "a", "orderId": "", "gpus": {"g": {}}}',
+    ],
+)
+def test_a_damaged_record_is_refused_and_left_as_it_is(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(text)
+    with pytest.raises(RecordError, match="record.json is damaged"):
+        FileStore(tmp_path).load()
+    assert path.read_text() == text
+
+
+def test_a_record_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(RecordError, match="cannot read"):
+        FileStore(tmp_path).load()
+
+
+def test_a_failed_save_leaves_the_old_record(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.save(Record("old"))
+    (tmp_path / "record.new").mkdir()  # the place to write to is taken
+    with pytest.raises(RecordError, match="cannot write"):
+        store.save(Record("new"))
+    assert store.load() == Record("old")
