@@ -211,12 +211,14 @@ _FLOAT: Final = re.compile(
 
 
 def _scalar(event: yaml.ScalarEvent) -> JsonValue:
-    """A plain scalar as Kubernetes reads it, but for octal, sexagesimal and dates, which stay text."""
+    """A scalar as Kubernetes reads it, but for octal, sexagesimal and dates, which stay text."""
     if event.tag is not None and event.tag != "!":
         raise _Refused(event, f"tags such as {shown(event.tag)} are not taken", "write plain values")
-    text = event.value
-    if not event.implicit[0]:
-        return text
+    return plain(event.value) if event.implicit[0] else event.value
+
+
+def plain(text: str) -> JsonValue:
+    """What a scalar without quotes means."""
     if _NULL.fullmatch(text):
         return None
     if _TRUE.fullmatch(text) or _FALSE.fullmatch(text):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from migd.mig.observed import SeenGpu
-from migd.plans.plan import GpuSelector, Plan, pci_key
+from migd.plans.fields import pci_key
+from migd.plans.plan import GpuSelector, Plan
 from migd.plans.problems import Problem
 
 

@@ -18,20 +18,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from migd.mig.geometry import Counts, counts
 from migd.mig.observed import SeenGpu
 from migd.mig.transition import say
-from migd.plans.plan import (
-    COUNT_MAX,
-    INDEX_MAX,
-    GpuSelector,
-    InstanceRule,
-    LabelSelector,
-    Plan,
-    PlanSpec,
-    ProfileText,
-    Rule,
-    Value,
-    check_pci,
-    pci_key,
-)
+from migd.plans.fields import COUNT_MAX, INDEX_MAX, ProfileText, Value, check_pci, pci_key
+from migd.plans.plan import GpuSelector, InstanceRule, LabelSelector, Plan, PlanSpec, Rule
 from migd.plans.problems import BadInput, Problem, did_you_mean, path_of, problems_of, shown, unknown_key, wrong
 
 EMPTY_WARNING: Final = (
