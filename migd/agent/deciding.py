@@ -16,7 +16,8 @@ from migd.agent.steps import InTheWay, next_operation
 from migd.mig.geometry import EMPTY, Layout
 from migd.mig.observed import SeenGpu
 from migd.mig.operations import Operation, ResetGpu, SetMode
-from migd.plans.preview import GpuPreview
+from migd.plans.preview import Blocked, GpuPreview
+from migd.plans.wishes import Refused
 
 TURNS_MAX: Final = 200
 """Operations of one transaction in one direction; a whole 7-slice GPU re-cut takes 29 and a mode change."""
@@ -24,7 +25,7 @@ TURNS_MAX: Final = 200
 RESETS_MAX: Final = 2
 """GPU resets tried for one mode change; the second is for one that a crash may have kept from happening."""
 
-BLOCKED: Final = frozenset({"InUse", "NeverIdle", "ForeignInstances", "ResetRefused", "GPUUnhealthy", "Waiting"})
+PASSING: Final = frozenset({"InUse", "NeverIdle", "ForeignInstances", "ResetRefused", "GPUUnhealthy", "Waiting"})
 """Reasons that somebody else can take away, so that the same order may succeed later."""
 
 POLL_S: Final = 2.0
@@ -140,9 +141,9 @@ def _rebooted(gpu: GpuRecord) -> GpuRecord:
 def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | None]:
     """Judge every GPU first; open transactions only when not one is refused or blocked."""
     plans = order.plans(seen.gpus, record.owned)
-    refused = {u: Outcome("Failed", Cause(p.refused.reason, p.refused.message)) for u, p in plans.items() if p.refused}
+    refused = {u: Outcome("Failed", _cause(p.refused)) for u, p in plans.items() if p.refused}
     stuck = {u: o for u in plans if (o := _awaiting(record.gpu(u), seen, u, order)) is not None}
-    blocked = {u: Outcome("Blocked", p.blocked) for u, p in plans.items() if p.blocked is not None}
+    blocked = {u: Outcome("Blocked", _cause(p.blocked)) for u, p in plans.items() if p.blocked is not None}
     if not refused and not stuck and blocked:
         waits = all(outcome.cause.reason == "InUse" for outcome in blocked.values())
         if waits and order.wait_until_s is not None:
@@ -182,6 +183,10 @@ def _opened(
             order.id, now.layout, plan.target, gpu.owned, order.foreign == "Adopt", order.on_failure == "Hold"
         ),
     )
+
+
+def _cause(why: Refused | Blocked) -> Cause:
+    return Cause(why.reason, why.message)
 
 
 def _awaiting(gpu: GpuRecord, seen: Seen, uuid: str, order: Order) -> Outcome | None:
@@ -244,9 +249,9 @@ def _aim(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, seen: Seen) -> 
         return _turn_back(gpu, transaction, now, Cause("Held", "interrupted before its target was known"))
     plan = seen.order.plan(now, transaction.owned)
     if plan.refused is not None:
-        return _turn_back(gpu, transaction, now, Cause(plan.refused.reason, plan.refused.message))
+        return _turn_back(gpu, transaction, now, _cause(plan.refused))
     if plan.blocked is not None:
-        return _turn_back(gpu, transaction, now, plan.blocked)
+        return _turn_back(gpu, transaction, now, _cause(plan.blocked))
     if plan.target is None:
         cause = Cause("NVMLError", "the driver lists no profiles although MIG is on")
         return _turn_back(gpu, transaction, now, cause)
@@ -332,7 +337,7 @@ def _verified(gpu: GpuRecord, transaction: Transaction, now: SeenGpu) -> GpuReco
     """The GPU is, as read back, what it should be: the target, or again what it was."""
     if transaction.back:
         cause = transaction.cause or Cause("Held", "interrupted")
-        phase: Phase = "Blocked" if cause.reason in BLOCKED else "Failed"
+        phase: Phase = "Blocked" if cause.reason in PASSING else "Failed"
         put_back = "; put back as it was" if transaction.touched else ""
         return replace(
             gpu,

@@ -11,6 +11,7 @@ from migd.mig.geometry import EMPTY, Geometry, Layout
 from migd.mig.observed import SeenGpu
 from migd.plans.plan import Rule
 from migd.plans.preview import GpuPreview, plan_gpu, plan_layout
+from migd.plans.wishes import resolve
 
 Goal = Rule | Layout
 """A rule of a plan, or an exact layout to return to."""
@@ -36,7 +37,7 @@ class Order:
         goal = self.goals[gpu.uuid]
         if isinstance(goal, Layout):
             return plan_layout(gpu, goal, owned, self.foreign)
-        return plan_gpu(gpu, goal, owned, self.foreign)
+        return plan_gpu(gpu, resolve(goal, gpu), owned, self.foreign)
 
     def plans(self, gpus: Iterable[SeenGpu], owned: Mapping[str, Geometry]) -> dict[str, GpuPreview]:
         """What this order would do to each of its GPUs that is there, by index."""

@@ -52,13 +52,10 @@ class ProcProcesses:
     def _minor(self, gpu_uuid: str) -> str | None:
         for information in sorted(self._proc.glob("driver/nvidia/gpus/*/information")):
             try:
-                fields = dict(
-                    (part.strip() for part in line.split(":", 1))
-                    for line in information.read_text(errors="replace").splitlines()
-                    if ":" in line
-                )
+                lines = [line.partition(":") for line in information.read_text(errors="replace").splitlines()]
             except OSError:
                 continue
+            fields = {name.strip(): value.strip() for name, _, value in lines}
             if fields.get("GPU UUID") == gpu_uuid:
                 return fields.get("Device Minor")
         return None

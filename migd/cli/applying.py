@@ -19,7 +19,7 @@ from migd.cli.machines import Opened, opened
 from migd.cli.options import Config, File, Format, Output, Simulate, State, StateDir
 from migd.cli.planning import show
 from migd.mig.observed import SeenGpu
-from migd.plans.plan import seconds_of
+from migd.plans.fields import seconds_of
 
 WAIT_BARE: Final = "--wait-idle=plan"
 """What a bare --wait-idle stands for: as long as the plan's disruption.timeout."""

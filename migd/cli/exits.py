@@ -9,7 +9,7 @@ from migd.agent.records import Outcome
 
 
 class Exit(IntEnum):
-    """What a command's exit code means; where several apply the first of USAGE, INFEASIBLE, FAILED, BLOCKED, CHANGES."""
+    """What a command's exit code means; of several the first of USAGE, INFEASIBLE, FAILED, BLOCKED, CHANGES."""
 
     DONE = 0
     FAILED = 1
@@ -21,7 +21,7 @@ class Exit(IntEnum):
 
 ORDER = (Exit.USAGE, Exit.INFEASIBLE, Exit.FAILED, Exit.BLOCKED, Exit.CHANGES, Exit.DONE)
 
-INFEASIBLE_REASONS = frozenset({"Infeasible", "UnknownProfile"})
+INFEASIBLE_REASONS = frozenset({"Infeasible", "UnknownProfile", "NotCapable"})
 
 
 class CliError(Exception):

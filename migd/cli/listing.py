@@ -15,8 +15,9 @@ from migd.cli.machines import opened
 from migd.cli.options import Format, Output, Simulate, State, StateDir
 from migd.mig.geometry import summary
 from migd.mig.observed import SeenGpu
-from migd.plans.export import dump, export_plan
-from migd.plans.preview import gpus_json
+from migd.plans.export import dump, plan_from
+from migd.plans.problems import BadInput
+from migd.plans.rendering import gpus_json
 
 
 def gpus(
@@ -71,11 +72,10 @@ def export(
     """Print what is there as a GPUPartitionPlan, ready to be applied elsewhere or kept."""
     with opened(simulate, state, state_dir) as here:
         seen = look(here.machine)
-    plan, notes = export_plan(seen.gpus, name)
-    printing.notes(notes)
-    if plan is None:
-        raise CliError(Exit.FAILED, "no GPU of this machine can do MIG: there is nothing to export")
-    sys.stdout.write(dump(plan))
+    try:
+        sys.stdout.write(dump(plan_from(seen.gpus, name)))
+    except BadInput as error:
+        raise CliError(Exit.FAILED, error.problems[0].message) from error
 
 
 def _row(gpu: SeenGpu, shown: dict[str, Any]) -> tuple[str, ...]:

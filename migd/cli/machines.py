@@ -39,7 +39,7 @@ class Opened:
 
 @contextmanager
 def opened(simulate: str, state: Path | None, state_dir: Path | None) -> Iterator[Opened]:
-    """The machine that the options name; its NVML session is closed at the end. CliError for options that contradict."""
+    """The machine that the options name, its NVML session closed at the end. CliError where the options contradict."""
     with ExitStack() as stack:
         if not simulate and state is None:
             folder = state_dir or STATE_DIR

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +11,7 @@ import typer
 from migd.cli.exits import CliError, Exit
 
 
-class Format(str, Enum):
+class Format(StrEnum):
     """How a command prints its result."""
 
     TABLE = "table"

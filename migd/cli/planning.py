@@ -15,9 +15,9 @@ from migd.cli.inputs import given, ordered
 from migd.cli.machines import Opened, opened
 from migd.cli.options import Config, File, Format, Output, Simulate, State, StateDir
 from migd.mig.geometry import GpuInstance
-from migd.mig.observed import SeenGpu
 from migd.plans.export import dump
-from migd.plans.preview import GpuPreview, Preview, preview, to_json
+from migd.plans.preview import GpuPreview, Preview, preview
+from migd.plans.rendering import to_json
 
 
 def plan(
@@ -42,9 +42,9 @@ def show(here: Opened, filename: str, config: str, output: Format) -> int:
     found = preview(what.plan, seen.gpus, record.owned if record else {})
     printing.notes((*what.notes, *notes))
     if output is Format.TABLE:
-        table(found, seen.gpus)
+        table(found)
     else:
-        printing.document(to_json(found, seen.gpus), output)
+        printing.document(to_json(found), output)
     return worst(_code(gpu) for gpu in found.gpus)
 
 
@@ -56,15 +56,14 @@ def _code(gpu: GpuPreview) -> Exit:
     return Exit.CHANGES if gpu.changes else Exit.DONE
 
 
-def table(found: Preview, gpus: Sequence[SeenGpu]) -> None:
+def table(found: Preview) -> None:
     """A preview for people: one line a GPU, then why something is refused or blocked."""
-    models = {gpu.uuid: gpu.model for gpu in gpus}
     printing.table(
         ("GPU", "MODEL", "MIG", "KEEP", "DESTROY", "CREATE", "VERDICT"),
         (
             (
                 str(gpu.index),
-                models[gpu.uuid],
+                gpu.seen.model,
                 {"Enable": "turn on", "Disable": "turn off", None: "-"}[gpu.mode_change]
                 + (", reset" if gpu.reset else ""),
                 _places(gpu.keep),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
+
+import pynvml
 
 from migd.sim.errors import SimulationError
 from migd.sim.machine import ArmedFault
@@ -60,6 +63,22 @@ def due(armed: list[ArmedFault], name: str, gpu: int | None, when: str) -> list[
             fault.fired += 1
             firing.append(fault)
     return firing
+
+
+def code_named(name: str) -> int:
+    """The NVML code of a name such as IN_USE, or of a number; SimulationError with names that are near."""
+    if name.isdigit():
+        return int(name)
+    codes = {
+        key.removeprefix("NVML_ERROR_"): value
+        for key, value in vars(pynvml).items()
+        if key.startswith("NVML_ERROR_") and isinstance(value, int)
+    }
+    plain = name.upper().removeprefix("NVML_ERROR_")
+    if plain not in codes:
+        near = difflib.get_close_matches(plain, codes, 3) or sorted(codes)[:3]
+        raise SimulationError(f"no NVML error is called {name!r}; did you mean {' or '.join(near)}?")
+    return int(codes[plain])
 
 
 @cache

@@ -242,6 +242,15 @@ class SimHost:
         """End a process. The driver lets go of what it held after the switch release_lag_s."""
         self._core.change(lambda machine: processes.end(machine, pid, self._core.now_s()))
 
+    def end_clients(self, pid: int) -> None:
+        """A process that uses NVML is gone: the kernel closes its sessions. Real pids are noticed anyway."""
+
+        def act(machine: Machine) -> None:
+            for key in [key for key, client in machine.clients.items() if client.pid == pid]:
+                del machine.clients[key]
+
+        self._core.change(act)
+
     def reboot(self) -> None:
         """Power off and on: processes and instances are gone, the mode stays on Ampere and is off elsewhere [44]."""
 
