@@ -5,6 +5,7 @@ from __future__ import annotations
 from migd.agent.ports import ResetRefusedError, Store
 from migd.agent.records import Record
 from migd.agent.running import Machine
+from migd.agent.store import RecordError
 from migd.nvml.gpus import NvmlGpus
 from migd.sim import errors
 from migd.sim.host import SimHost
@@ -37,7 +38,10 @@ class SimStore:
 
     def save(self, record: Record) -> None:
         """As the store beneath, unless a fault strikes before or after."""
-        self._host.touch("record.save", lambda: self._store.save(record))
+        try:
+            self._host.touch("record.save", lambda: self._store.save(record))
+        except OSError as error:
+            raise RecordError(f"cannot write the record: {error}") from error
 
 
 def simulated(host: SimHost, store: Store) -> Machine:

@@ -1,0 +1,22 @@
+"""Options of the whole suite."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="ten times as many seeded runs, from another first seed")
+    parser.addoption("--seed", type=int, default=0, help="the first seed of the seeded runs")
+
+
+@pytest.fixture
+def soak(request: pytest.FixtureRequest) -> int:
+    """How many times as many runs as usual."""
+    return 10 if request.config.getoption("--soak") else 1
+
+
+@pytest.fixture
+def first_seed(request: pytest.FixtureRequest) -> int:
+    """Where the seeds begin."""
+    return int(request.config.getoption("--seed"))

@@ -1,0 +1,97 @@
+"""One simulated machine with an agent on it that may die at any effect or save, and the rules that must hold always."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from migd.agent.orders import Order
+from migd.agent.records import Record
+from migd.agent.running import Machine, look, run
+from migd.agent.simulated import SimReset, SimStore
+from migd.agent.store import RecordError, decode, encode
+from migd.mig.geometry import Layout
+from migd.mig.observed import SeenGpu
+from migd.nvml.errors import GpuError
+from migd.nvml.gpus import NvmlGpus
+from migd.sim.errors import SimulatedCrash
+from migd.sim.host import SimHost
+
+PIDS_FROM = 900_000
+"""Pids of simulated agents: each life of the agent is a process of its own."""
+
+
+class MemoryStore:
+    """Keeps the record as the text a file would hold."""
+
+    def __init__(self) -> None:
+        self.text: str | None = None
+        self.saves = 0
+
+    def load(self) -> Record | None:
+        return None if self.text is None else decode(self.text)
+
+    def save(self, record: Record) -> None:
+        self.text = encode(record)
+        self.saves += 1
+
+
+@dataclass
+class World:
+    """A host, the record, and agents that come and go on it. lives: how many there were."""
+
+    host: SimHost
+    store: MemoryStore = field(default_factory=MemoryStore)
+    lives: int = 0
+
+    def machine(self) -> Machine:
+        """A new process of the agent's: memory is lost, the kernel has closed what the one before had open."""
+        self.host.end_clients(PIDS_FROM + self.lives)
+        self.lives += 1
+        gpus = NvmlGpus(self.host.nvml(pid=PIDS_FROM + self.lives), self.host.caller)
+        store = SimStore(self.host, self.store)
+        return Machine(gpus, SimReset(self.host), self.host, self.host.clock, self.host, store)
+
+    def attempt(self, order: Order | None) -> str:
+        """One command: "done", or how it died."""
+        try:
+            run(self.machine(), order)
+        except SimulatedCrash:
+            return "crashed"
+        except GpuError as error:
+            return f"gave up: {error}"
+        except RecordError as error:
+            return f"could not save: {error}"
+        return "done"
+
+    def seen(self) -> tuple[SeenGpu, ...]:
+        """The machine as an agent sees it."""
+        return look(self.machine()).gpus
+
+    def record(self) -> Record:
+        """The record as it lies there."""
+        record = self.store.load()
+        assert record is not None
+        return record
+
+
+def layouts(gpus: tuple[SeenGpu, ...]) -> dict[str, Layout]:
+    return {gpu.uuid: gpu.layout for gpu in gpus}
+
+
+def serials(host: SimHost) -> dict[tuple[str, int], tuple[int, ...]]:
+    """By GPU and start: the serials of the instance and of its compute instances, which nothing can forge."""
+    return {
+        (gpu.uuid, there.start): (there.serial, *(compute.serial for compute in there.compute))
+        for gpu in host.snapshot().gpus
+        for there in gpu.instances
+    }
+
+
+def order_for(goals: Mapping[str, Layout], **options: object) -> Order:
+    return Order("test", dict(goals), **options)  # type: ignore[arg-type]
+
+
+def orphans(gpus: tuple[SeenGpu, ...]) -> list[str]:
+    """GPU instances that nobody can use: without exactly one compute instance that spans them."""
+    return [f"{gpu.index}:{there.instance}" for gpu in gpus for there in gpu.instances if not there.whole]
