@@ -97,17 +97,29 @@ def decide(record: Record, seen: Seen) -> tuple[Record, Effect | None]:
     is finished or undone.
     """
     record = _after_boot(record, seen)
-    for uuid in _by_index(record.open, seen):
+    for uuid in _by_index(under_way(record), seen):
         return _drive(record, uuid, seen)  # one GPU after the other, lowest index first
     if seen.order is None or record.order_id == seen.order.id:
         return record, None
     return _begin(record, seen, seen.order)
 
 
-def accept(record: Record, order: Order) -> Record:
-    """The record with an order to be begun anew: outcomes of an earlier run of the same order are forgotten."""
-    gpus = {uuid: replace(gpu, outcome=None) if uuid in order.goals else gpu for uuid, gpu in record.gpus.items()}
-    return Record(record.boot_id, "", gpus)
+def under_way(record: Record) -> tuple[str, ...]:
+    """UUIDs of GPUs whose transaction is to be driven now: open, and not parked."""
+    return tuple(u for u in record.open if (found := record.gpu(u).transaction) is not None and not found.parked)
+
+
+def accept(record: Record, order: Order | None) -> Record:
+    """The record at the start of a command: what was parked is tried again, and the order is to be begun anew."""
+    gpus = {uuid: _resumed(gpu, order is not None and uuid in order.goals) for uuid, gpu in record.gpus.items()}
+    return Record(record.boot_id, record.order_id if order is None else "", gpus)
+
+
+def _resumed(gpu: GpuRecord, ordered: bool) -> GpuRecord:
+    waits = gpu.transaction
+    if waits is not None and waits.parked:
+        waits = replace(waits, parked=False, step="", tries=0, error=None, resets=0, turns=0, not_before_s=0.0)
+    return replace(gpu, transaction=waits, outcome=None if ordered else gpu.outcome)
 
 
 def failed(record: Record, operation: Operation, error: Cause, now_s: float) -> Record:
@@ -140,6 +152,7 @@ def _rebooted(gpu: GpuRecord) -> GpuRecord:
 
 def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | None]:
     """Judge every GPU first; open transactions only when not one is refused or blocked."""
+    record = _without_parked(record, seen, order)
     plans = order.plans(seen.gpus, record.owned)
     refused = {u: Outcome("Failed", _cause(p.refused)) for u, p in plans.items() if p.refused}
     stuck = {u: o for u in plans if (o := _awaiting(record.gpu(u), seen, u, order)) is not None}
@@ -160,6 +173,15 @@ def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | N
         assert now is not None, "a plan is made only for a GPU that is seen"
         record = record.with_gpu(uuid, _opened(record.gpu(uuid), now, plan, order, stop.get(uuid), bool(stop)))
     return Record(record.boot_id, order.id, record.gpus), None if stop else LookAgain()
+
+
+def _without_parked(record: Record, seen: Seen, order: Order) -> Record:
+    """An order takes over the GPUs whose way back failed: it plans from what is there."""
+    for uuid in record.open:
+        gpu, now = record.gpu(uuid), seen.gpu(uuid)
+        if uuid in order.goals and now is not None and gpu.transaction is not None:
+            record = record.with_gpu(uuid, _ended(gpu, gpu.transaction, now, gpu.outcome))
+    return record
 
 
 def _opened(
@@ -312,12 +334,16 @@ def _patience(error: Cause | None) -> Patience:
 
 
 def _give_up(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, cause: Cause) -> tuple[GpuRecord, Effect]:
-    """Forward: go back. On the way back already: leave the GPU as it is, and say so."""
+    """Forward: go back. On the way back already: rest as it is, and say so; the next command tries again."""
     if not transaction.back:
         return _turn_back(gpu, transaction, now, cause)
     first = transaction.cause.message if transaction.cause else "interrupted"
-    message = f"{first}; going back failed too: {cause.message}. The GPU is left with {now.layout}"
-    return _ended(gpu, transaction, now, Outcome("Failed", Cause(cause.reason, message), True)), LookAgain()
+    message = (
+        f"{first}; going back failed too: {cause.message}. The GPU is left with {now.layout}; the next `migd apply` "
+        "or `migd rollback` tries again"
+    )
+    outcome = Outcome("Failed", Cause(cause.reason, message), True)
+    return replace(gpu, transaction=replace(transaction, parked=True), outcome=outcome), LookAgain()
 
 
 def _turn_back(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, cause: Cause) -> tuple[GpuRecord, Effect]:
@@ -347,22 +373,19 @@ def _verified(gpu: GpuRecord, transaction: Transaction, now: SeenGpu) -> GpuReco
         )
     target, before = transaction.target, transaction.before
     assert target is not None, "nothing is verified against an unknown target"
-    made = target.instances - before.instances
     changed = target != before
     return replace(
         gpu,
-        owned=target.instances if transaction.adopted else (transaction.owned & target.instances) | made,
+        owned=target.instances if transaction.adopted else (transaction.owned & target.instances) | transaction.made,
         previous=before if changed else gpu.previous,
         transaction=None,
         outcome=Outcome("Ready", AS_WISHED, changed),
     )
 
 
-def _ended(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, outcome: Outcome) -> GpuRecord:
+def _ended(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, outcome: Outcome | None) -> GpuRecord:
     """Given up half way: what is there of ours stays ours, and `migd rollback` can still go to the layout before."""
-    ours = transaction.owned | (
-        transaction.target.instances - transaction.before.instances if transaction.target else EMPTY
-    )
+    ours = transaction.owned | transaction.made
     if transaction.adopted:
         ours |= transaction.before.instances
     return replace(gpu, owned=now.geometry & ours, previous=transaction.before, transaction=None, outcome=outcome)

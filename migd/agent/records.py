@@ -62,6 +62,12 @@ class Transaction:
     touched: bool = False
     turns: int = 0
     not_before_s: float = 0.0
+    parked: bool = False
+
+    @property
+    def made(self) -> Geometry:
+        """The instances that this transaction creates on its way forward."""
+        return self.target.instances - self.before.instances if self.target else EMPTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,7 @@ class Record:
 
     @property
     def open(self) -> tuple[str, ...]:
-        """UUIDs of GPUs with a transaction under way, ascending."""
+        """UUIDs of GPUs with a transaction under way or parked, ascending."""
         return tuple(sorted(uuid for uuid, gpu in self.gpus.items() if gpu.transaction is not None))
 
     @property

@@ -70,9 +70,7 @@ def run(machine: Machine, order: Order | None, listen: Listener = lambda progres
     """
     seen = look(machine, order)
     kept = machine.store.load()
-    record = kept or Record(seen.boot_id)
-    if order is not None:
-        record = accept(record, order)
+    record = accept(kept or Record(seen.boot_id), order)
     while True:
         record, effect = decide(record, seen)
         if record != kept:

@@ -78,7 +78,7 @@ def encode(record: Record) -> str:
         "orderId": record.order_id,
         "gpus": {uuid: _gpu_out(gpu) for uuid, gpu in sorted(record.gpus.items())},
     }
-    return json.dumps(body, indent=1, sort_keys=True) + "\n"
+    return json.dumps(body, sort_keys=True) + "\n"
 
 
 def decode(text: str) -> Record:
@@ -126,7 +126,7 @@ def _transaction_out(transaction: Transaction | None) -> dict[str, Any] | None:
 
 _PLAIN: Final = (
     *("order_id", "adopted", "hold", "back", "step", "tries"),
-    *("resets", "touched", "turns", "not_before_s"),
+    *("resets", "touched", "turns", "not_before_s", "parked"),
 )
 
 

@@ -132,7 +132,9 @@ def _some_error(dice: random.Random) -> Fault:
         return Fault("record.save", "error", nth=nth)
     if kind < 0.4:
         call = dice.choice(READS)
-    return Fault(call, "error", dice.choice(CODES), None, dice.choice(("before", "after")), nth, dice.randint(1, 3))
+    return Fault(
+        call, "error", dice.choice(CODES), None, dice.choice(("before", "after")), nth, dice.choice((1, 1, 2, 3, 9))
+    )
 
 
 def play(story: Story) -> None:

@@ -36,6 +36,7 @@ transactions = st.builds(
     touched=st.booleans(),
     turns=st.integers(0, 200),
     not_before_s=st.floats(0, 1e9),
+    parked=st.booleans(),
 )
 gpus = st.builds(
     GpuRecord,
