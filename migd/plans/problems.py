@@ -114,7 +114,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def _meant(word: str, known: Iterable[str]) -> str:
     by_plain = {_plain(k): k for k in sorted(known)}
-    near = difflib.get_close_matches(_plain(word), list(by_plain), n=1, cutoff=0.7)
+    near = difflib.get_close_matches(_plain(word), list(by_plain), n=1, cutoff=0.6)
     if near:
         return by_plain[near[0]]
     other = _OTHER_WORDS.get(_plain(word), "")

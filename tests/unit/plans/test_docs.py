@@ -1,0 +1,35 @@
+"""The examples of docs/plans.md and docs/import.md are read as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from unit.plans.texts import migparted, plan
+
+from migd.plans.migparted import to_plan
+from migd.plans.plan import Plan
+from migd.plans.reading import read
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def examples(page: str) -> list[str]:
+    return re.findall(r"```yaml\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+
+
+def test_every_example_plan_is_a_plan():
+    found = [read(text) for text in examples("plans.md")]
+    assert len(found) == 3
+    assert all(isinstance(p, Plan) for p in found)
+
+
+def test_the_example_of_all_fields_shows_the_defaults():
+    found = read(examples("plans.md")[2])
+    assert isinstance(found, Plan)
+    assert found.spec == plan({"gpus": {"all": True}, "mig": "Disabled"}).spec
+
+
+def test_the_example_import_gives_the_example_plan():
+    file, expected = examples("import.md")
+    assert to_plan(migparted(file), None) == (read(expected), ())
