@@ -1,0 +1,212 @@
+"""The core that all faces of one machine share: one call at a time, its file, its clock, its faults and its log."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
+
+import pynvml
+
+from migd.sim import faults, processes
+from migd.sim.catalog import Model, models, with_variant
+from migd.sim.errors import HangError, SimulatedCrash
+from migd.sim.filing import MachineFile
+from migd.sim.machine import Gpu, Machine
+
+T = TypeVar("T")
+CALLS_KEPT: Final = 20_000
+
+
+class Call(NamedTuple):
+    """One call that was made. client: pid of the caller; gpu: index, None without one; outcome: "ok" or why not."""
+
+    client: int
+    name: str
+    gpu: int | None
+    outcome: str
+
+
+class Hung(BaseException):
+    """The call hangs: turned into what its caller sees when the call is left."""
+
+
+class Core:
+    """One machine and whatever happens to it.
+
+    Every outside action is bracketed by enter() and leave(): enter locks and, for a file, reads what others changed;
+    leave saves, logs, unlocks and then lets the action's simulated time pass.
+    """
+
+    def __init__(self, machine: Machine, file: MachineFile | None = None) -> None:
+        self.machine = machine
+        self.calls: deque[Call] = deque(maxlen=CALLS_KEPT)
+        self.deadline_at_s: float | None = None
+        self._file = file
+        self._lock = threading.RLock()
+        self._spent_s = 0.0
+        self._offers: dict[tuple[str, frozenset[str]], tuple[Model, dict[int, Any]]] = {}
+
+    # ---- one action
+
+    def enter(self) -> Machine:
+        """Begin an action: the machine as it is now, with all that was due by now done."""
+        self._lock.acquire()
+        try:
+            if self._file is not None:
+                self._read()
+            machine = self.machine
+            if machine.next_at_s <= self.now_s():
+                processes.settle(machine, self.now_s())
+        except BaseException:
+            self._lock.release()
+            raise
+        self._spent_s = 0.0
+        return self.machine
+
+    def leave(self, client: int, name: str, gpu: Gpu | None, error: BaseException | None) -> None:
+        """End an action: save it, log it, and let its time pass; TimeoutError where that passes the deadline."""
+        machine = self.machine
+        try:
+            if machine.log_calls:
+                self.calls.append(Call(client, name, None if gpu is None else gpu.index, _outcome(error)))
+            if self._file is not None:
+                self._file.write(machine)
+        finally:
+            if self._file is not None:
+                self._file.unlock()
+            spent = self._spent_s
+            self._lock.release()
+        if isinstance(error, Hung):
+            self.pass_time(None, name)
+        elif spent and not isinstance(error, SimulatedCrash):
+            self.pass_time(spent, name)
+
+    def spend(self, seconds: float) -> None:
+        """The action now running takes so much longer."""
+        self._spent_s += seconds * self.machine.switches.duration_scale
+
+    def linger(self, seconds: float) -> None:
+        """The action now running waits so long, whatever the scale of durations."""
+        self._spent_s += seconds
+
+    def faults(self, name: str, gpu: Gpu | None, when: str) -> bool:
+        """Let the faults due at this point of a call happen; True where its effect is to be skipped."""
+        skip = False
+        firing = faults.due(self.machine.faults, name, None if gpu is None else gpu.index, when)
+        if firing and self._file is not None:
+            self._file.write(self.machine)  # counted before it fires: a killed process must not meet it again
+        for fault in firing:
+            if fault.action == "error":
+                raise pynvml.NVMLError(fault.code)
+            if fault.action == "delay":
+                self._spent_s += fault.delay_s
+            elif fault.action == "hang":
+                raise Hung
+            elif fault.action == "crash":
+                raise SimulatedCrash(f"{when} {name}")
+            elif fault.action == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            skip = skip or fault.action == "skip"
+        return skip
+
+    # ---- time
+
+    def now_s(self) -> float:
+        """Simulated time, in seconds from an arbitrary start; it never goes back, reboots included."""
+        machine = self.machine
+        return machine.now_s if machine.clock == "virtual" else time.time() + machine.offset_s
+
+    def pass_time(self, seconds: float | None, what: str) -> None:
+        """Let time pass, at most up to the caller's deadline: then TimeoutError. None: what hangs for ever."""
+        deadline = self.deadline_at_s
+        if deadline is not None:
+            left = max(deadline - self.now_s(), 0.0)
+            if seconds is None or seconds > left:
+                self._wait(left)
+                raise TimeoutError(f"{what} did not return within its deadline")
+        if seconds is not None:
+            self._wait(seconds)
+            return
+        if self.machine.clock == "virtual":
+            raise HangError(f"{what} hangs for ever: call it through host.caller, which has a deadline")
+        while True:
+            time.sleep(3600)
+
+    def _wait(self, seconds: float) -> None:
+        if self.machine.clock == "real":
+            time.sleep(seconds)
+            return
+        if self._file is None:
+            self.machine.now_s += seconds
+            return
+        self.change(lambda machine: setattr(machine, "now_s", machine.now_s + seconds))
+
+    # ---- reading and changing without being a client
+
+    def read(self, look: Callable[[Machine], T]) -> T:
+        """What `look` sees in the machine as it is now."""
+        return self.change(look)
+
+    def change(self, act: Callable[[Machine], T]) -> T:
+        """Let `act` see or change the machine, as its builder or as chance would, not as a client of its driver."""
+        machine = self.enter()
+        try:
+            return act(machine)
+        finally:
+            try:
+                if self._file is not None:
+                    self._file.write(machine)
+            finally:
+                if self._file is not None:
+                    self._file.unlock()
+                self._lock.release()
+
+    def offer(self, gpu: Gpu) -> Model:
+        """The GPU's model as its driver and board show it."""
+        return self._offer(gpu)[0]
+
+    def profile(self, gpu: Gpu, profile_id: int) -> Any:
+        """The GPU's profile with this numeric id, or None."""
+        return self._offer(gpu)[1].get(profile_id)
+
+    def forget_offers(self) -> None:
+        """A switch changed: what GPUs offer is worked out anew."""
+        self._offers.clear()
+
+    def _offer(self, gpu: Gpu) -> tuple[Model, dict[int, Any]]:
+        fewer = gpu.switches.fewer_placements
+        key = (gpu.key, frozenset(fewer) if fewer else _NONE)
+        found = self._offers.get(key)
+        if found is None:
+            switches = self.machine.switches
+            model = with_variant(models()[gpu.key], switches.names, switches.memory_variant, key[1])
+            found = self._offers[key] = (model, model.by_id())
+        return found
+
+    def _read(self) -> None:
+        assert self._file is not None
+        self._file.lock()
+        try:
+            fresh = self._file.read_if_changed()
+            if fresh is not None:
+                if fresh.switches != self.machine.switches:
+                    self._offers.clear()
+                self.machine = fresh
+            processes.prune_clients(self.machine)
+        except BaseException:
+            self._file.unlock()
+            raise
+
+
+_NONE: Final[frozenset[str]] = frozenset()
+
+
+def _outcome(error: BaseException | None) -> str:
+    if error is None:
+        return "ok"
+    return type(error).__name__.removeprefix("NVMLError_")

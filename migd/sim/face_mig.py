@@ -1,0 +1,195 @@
+"""The pynvml face: the MIG chapter. Mode, profiles, placements, GPU instances, compute instances, MIG devices."""
+
+# ruff: noqa: N802, N803, N815  (names are pynvml's own)
+from __future__ import annotations
+
+from typing import Any
+
+import pynvml
+
+from migd.sim import driver, placing
+from migd.sim.catalog import Model, SimProfile
+from migd.sim.driver import refusal
+from migd.sim.face import Device, call
+from migd.sim.face_system import System
+from migd.sim.machine import Gpu, GpuInstance
+
+
+def target_of(reference: Any, kind: Any) -> Any:
+    """The object behind byref(), a pointer or an array; None for NULL; INVALID_ARGUMENT for a bare structure.
+
+    A bare structure would go to C by value and be wrong there.
+    """
+    if reference is None:
+        return None
+    found = getattr(reference, "_obj", reference)
+    if found is reference and isinstance(found, kind):
+        raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return found
+
+
+class Mig(System):
+    """MIG mode and GPU instances."""
+
+    @call("gpu")
+    def nvmlDeviceGetMigMode(self, device: Device) -> list[int]:
+        """[current, pending]; NOT_SUPPORTED where the GPU cannot do MIG [1]."""
+        if not self._core.offer(device.gpu).mig:
+            raise refusal(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [int(device.gpu.mig), int(device.gpu.pending)]
+
+    @call("gpu", privilege="root", changes=True)
+    def nvmlDeviceSetMigMode(self, device: Device, mode: int) -> int:
+        """The activation status, which is never raised [2]: SUCCESS, IN_USE, RESET_REQUIRED."""
+        if mode not in (pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE):
+            raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        if driver.idle_success(self._core.machine, "nvmlDeviceSetMigMode"):
+            return int(pynvml.NVML_SUCCESS)
+        return driver.set_mode(self._core, device.gpu, bool(mode), self._pid)
+
+    # ---- profiles
+
+    @call("gpu", symbol="nvmlDeviceGetGpuInstanceProfileInfoV")
+    def nvmlDeviceGetGpuInstanceProfileInfo(self, device: Device, profile: int, version: int = 2) -> Any:
+        """The profile with this *enum* value [11]. version 2 has the name; 1 has not."""
+        if version not in (1, 2):
+            raise refusal(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        switches = self._core.machine.switches
+        model = self._listing(device.gpu)
+        if not 0 <= profile < min(switches.enum_end, pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):  # [55]
+            raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        for found in model.profiles:
+            if found.enum == profile:
+                return self._profile_info(device.gpu, found, version)
+        raise refusal(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    nvmlDeviceGetGpuInstanceProfileInfoV = nvmlDeviceGetGpuInstanceProfileInfo
+
+    @call("gpu", symbol="nvmlDeviceGetGpuInstanceProfileInfoByIdV")
+    def nvmlDeviceGetGpuInstanceProfileInfoById(self, device: Device, profileId: int) -> Any:
+        """The profile with this numeric id."""
+        self._listing(device.gpu)
+        return self._profile_info(device.gpu, driver.gpu_profile(self._core, device.gpu, profileId), 2)
+
+    nvmlDeviceGetGpuInstanceProfileInfoByIdV = nvmlDeviceGetGpuInstanceProfileInfoById
+
+    def _listing(self, gpu: Gpu) -> Model:
+        model = self._core.offer(gpu)
+        if not model.mig or not (gpu.mig or self._core.machine.switches.profiles_while_off):  # [13]
+            raise refusal(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return model
+
+    def _profile_info(self, gpu: Gpu, profile: SimProfile, version: int) -> Any:
+        info = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t() if version == 2 else pynvml.c_nvmlGpuInstanceProfileInfo_t()
+        switches = self._core.machine.switches
+        info.id, info.isP2pSupported, info.sliceCount = profile.profile_id, 0, profile.slices
+        info.instanceCount = profile.count_max
+        if switches.a30_wrong_count and gpu.key == "a30":  # [54]
+            info.instanceCount = profile.count_max + 1
+        info.multiprocessorCount, info.memorySizeMB = profile.sm, profile.memory_mib
+        info.copyEngineCount, info.decoderCount, info.encoderCount, info.jpegCount, info.ofaCount = profile.engines
+        if version == 2:
+            info.name = ("MIG " if switches.name_prefix else "") + profile.name
+        return info
+
+    @call("gpu", privilege="config")
+    def nvmlDeviceGetGpuInstanceRemainingCapacity(self, device: Device, profileId: int) -> int:
+        """How many more of this profile fit now [14]."""
+        driver.require_mig(self._core, device.gpu)
+        profile = driver.gpu_profile(self._core, device.gpu, profileId)
+        if self._core.machine.switches.capacity_overstates:  # [50]
+            return profile.count_max
+        return placing.capacity(self._core.offer(device.gpu), device.gpu.instances, profile)
+
+    @call("gpu", privilege="config", symbol="nvmlDeviceGetGpuInstancePossiblePlacements_v2")
+    def nvmlDeviceGetGpuInstancePossiblePlacements(
+        self, device: Device, profileId: int, placementsRef: Any, countRef: Any
+    ) -> int:
+        """Fill the array with every legal place, whatever is occupied [15]; NULL: only the count."""
+        if not self._core.offer(device.gpu).mig:
+            raise refusal(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        places = driver.gpu_profile(self._core, device.gpu, profileId).places
+        return _fill_places(places, placementsRef, countRef, pynvml.c_nvmlGpuInstancePlacement_t)
+
+    # ---- GPU instances
+
+    @call("gpu", privilege="config", changes=True)
+    def nvmlDeviceCreateGpuInstance(self, device: Device, profileId: int) -> Any:
+        """Create a GPU instance where the driver likes [18]."""
+        made = driver.create_gi(self._core, device.gpu, profileId, None, "nvmlDeviceCreateGpuInstance")
+        return self._gi_pointer(device.gpu, made)
+
+    @call("gpu", privilege="config", changes=True)
+    def nvmlDeviceCreateGpuInstanceWithPlacement(self, device: Device, profileId: int, placement: Any) -> Any:
+        """Create a GPU instance at this placement, given as byref()."""
+        where = _place(placement, pynvml.c_nvmlGpuInstancePlacement_t)
+        made = driver.create_gi(self._core, device.gpu, profileId, where, "nvmlDeviceCreateGpuInstanceWithPlacement")
+        return self._gi_pointer(device.gpu, made)
+
+    @call("gi", privilege="config", changes=True)
+    def nvmlGpuInstanceDestroy(self, device: Device) -> int:
+        """Destroy a GPU instance; IN_USE while a compute instance or a client is there [26]."""
+        driver.destroy_gi(self._core, device.gpu, _gi(device))
+        return int(pynvml.NVML_SUCCESS)
+
+    @call("gpu", privilege="config")
+    def nvmlDeviceGetGpuInstances(self, device: Device, profileId: int, gpuInstancesRef: Any, countRef: Any) -> int:
+        """Fill the caller's array with the instances of this profile."""
+        driver.require_mig(self._core, device.gpu)
+        driver.gpu_profile(self._core, device.gpu, profileId)
+        found = [i for i in device.gpu.instances if i.profile_id == profileId]
+        return _fill_handles([self._gi_pointer(device.gpu, i) for i in found], gpuInstancesRef, countRef)
+
+    @call("gpu", privilege="config")
+    def nvmlDeviceGetGpuInstanceById(self, device: Device, gpuInstanceId: int) -> Any:
+        """The GPU instance with this id; NOT_FOUND where there is none [30]."""
+        driver.require_mig(self._core, device.gpu)
+        for instance in device.gpu.instances:
+            if instance.gi_id == gpuInstanceId:
+                return self._gi_pointer(device.gpu, instance)
+        raise refusal(pynvml.NVML_ERROR_NOT_FOUND)
+
+    @call("gi")
+    def nvmlGpuInstanceGetInfo(self, device: Device) -> Any:
+        """Parent, id, numeric profile id and placement."""
+        instance = _gi(device)
+        return pynvml.c_nvmlGpuInstanceInfo_t(
+            self._device_pointer(device.gpu),
+            instance.gi_id,
+            instance.profile_id,
+            pynvml.c_nvmlGpuInstancePlacement_t(instance.start, instance.size),
+        )
+
+
+def _gi(device: Device) -> GpuInstance:
+    assert device.instance is not None
+    return device.instance
+
+
+def _place(placement: Any, kind: Any) -> tuple[int, int]:
+    found = target_of(placement, kind)
+    if not isinstance(found, kind):
+        raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return found.start, found.size
+
+
+def _fill_places(places: Any, array: Any, count: Any, kind: Any) -> int:
+    counter = target_of(count, ())
+    if counter is None:
+        raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    target = target_of(array, kind)
+    counter.value = len(places)
+    if target is not None:
+        for at, where in enumerate(places):
+            target[at].start, target[at].size = where.start, where.size
+    return int(pynvml.NVML_SUCCESS)
+
+
+def _fill_handles(handles: list[Any], array: Any, count: Any) -> int:
+    counter, target = target_of(count, ()), target_of(array, ())
+    if counter is None or (target is None and handles):
+        raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    for at, handle in enumerate(handles):
+        target[at] = handle
+    counter.value = len(handles)
+    return int(pynvml.NVML_SUCCESS)

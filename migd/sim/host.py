@@ -1,0 +1,394 @@
+"""The simulated host: one machine with its clock, processes and faults, and any number of NVML clients on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from migd.sim import driver, processes
+from migd.sim.core import Call, Core, Hung
+from migd.sim.errors import ResetRefusedError, SimFileError, SimulationError, SpecMismatchError
+from migd.sim.face import PRIVILEGES
+from migd.sim.face_monitor import Nvml
+from migd.sim.faults import Fault
+from migd.sim.filing import MachineFile
+from migd.sim.machine import Gpu, Machine, new_gpu
+from migd.sim.spec import Kind, parse_spec, write_spec
+from migd.sim.switches import is_gpu_switch, set_switch
+
+T = TypeVar("T")
+_XID_CRITICAL = 0x8
+
+
+class Clock:
+    """The machine's time, in seconds. Virtual: sleeping moves it at once. Real: it is the host's own."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def now_s(self) -> float:
+        """Seconds since an arbitrary start; never goes back."""
+        return self._core.read(lambda _machine: self._core.now_s())
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass; a deadline of Caller.run holds here too."""
+        self._core.pass_time(seconds, "sleep")
+
+
+class Caller:
+    """Runs something that calls the simulated NVML, under a deadline."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def run(self, fn: Callable[[], T], deadline_s: float) -> T:
+        """What fn answers; TimeoutError when it takes longer than deadline_s, though its effect may have happened."""
+        core = self._core
+        outer = core.deadline_at_s
+        mine = core.read(lambda _machine: core.now_s()) + deadline_s
+        core.deadline_at_s = mine if outer is None else min(mine, outer)
+        try:
+            return fn()
+        finally:
+            core.deadline_at_s = outer
+
+
+class SimHost:
+    """One simulated machine as a whole: what the agent, the tests and the demo hold.
+
+    clock, caller: see Clock and Caller. calls: a log of what was called, bounded; in memory only.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.clock = Clock(core)
+        self.caller = Caller(core)
+
+    # ---- making one
+
+    @classmethod
+    def fresh(cls, spec: str, *, seed: str = "", clock: str = "virtual", **switches: Any) -> SimHost:
+        """A new machine in memory. seed: machines with different seeds have different GPU UUIDs."""
+        host = cls(Core(Machine.of(parse_spec(spec), seed)))
+        host.use_clock(clock)
+        for name, value in switches.items():
+            host.switch(name, value)
+        return host
+
+    @classmethod
+    def open(
+        cls, path: str | Path, spec: str | None = None, *, seed: str = "", clock: str = "real", **switches: Any
+    ) -> SimHost:
+        """The machine in this file, made at first use; seed, clock and switches count only then.
+
+        Raises SpecMismatchError where the file holds another machine than spec; SimFileError where the file is
+        unreadable or no simulated machine (it is left as it is), or where there is none and no spec.
+        """
+        kinds = None if spec is None else parse_spec(spec)
+        file = MachineFile(Path(path))
+        file.lock()
+        try:
+            if file.exists():
+                machine = file.read_if_changed()
+                assert machine is not None
+                if kinds is not None and write_spec(kinds) != machine.spec:
+                    raise SpecMismatchError(
+                        f"{path} holds the machine {machine.spec}, not {write_spec(kinds)}: "
+                        "use that one, or another path, or remove the file to start anew"
+                    )
+                return cls(Core(machine, file))
+            if kinds is None:
+                raise SimFileError(f"{path}: no simulated machine is there yet: say which, for example 8xa100-80gb")
+            made = cls.fresh(spec or "", seed=seed, clock=clock, **switches).snapshot()
+            made.log_calls = False
+            file.write(made)
+            return cls(Core(made, file))
+        except BaseException:
+            file.unlock()
+            file.close()
+            raise
+        finally:
+            file.unlock()
+
+    # ---- using it
+
+    def nvml(self, pid: int | None = None, *, privilege: str = "root", command: str = "", container: str = "") -> Nvml:
+        """A client's NVML: an object with pynvml's face. Faces of one pid are one process.
+
+        pid: None for this process. privilege: root, config, monitor (the two MIG capabilities) or none.
+        """
+        if privilege not in PRIVILEGES:
+            raise SimulationError(f"privilege is one of {', '.join(PRIVILEGES)}, not {privilege!r}")
+
+        def number(machine: Machine) -> str:
+            machine.next_client += 1
+            return str(machine.next_client)
+
+        client = self._core.change(number)
+        return Nvml(self._core, client, os.getpid() if pid is None else pid, privilege, command, container)
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """Calls made through this host, oldest first: (client pid, name, GPU index, outcome)."""
+        return self._core.calls
+
+    def log_calls(self, on: bool) -> None:
+        """Keep the log of calls, or not: on in memory, off for a file until switched on."""
+        self._core.change(lambda machine: setattr(machine, "log_calls", on))
+
+    def boot_id(self) -> str:
+        """The kernel's boot id; another one after each reboot."""
+        return self._core.read(lambda machine: machine.boot_id)
+
+    @property
+    def spec(self) -> str:
+        """The machine's specification in canonical form."""
+        return self._core.read(lambda machine: machine.spec)
+
+    def gpu_uuids(self) -> tuple[str, ...]:
+        """The UUIDs of the GPUs in order of their indices."""
+        return self._core.read(lambda m: tuple(g.uuid for g in sorted(m.gpus, key=lambda g: g.index)))
+
+    def snapshot(self) -> Machine:
+        """The machine itself, to look at in a test. In memory it is live."""
+        return self._core.read(lambda machine: machine)
+
+    def touch(self, name: str, effect: Callable[[], T]) -> T:
+        """Do something that is not NVML's, at a point where faults can strike: name is what they match.
+
+        An "error" fault is OSError here (EIO); "skip" returns None without the effect.
+        """
+        return self._step(name, None, effect)
+
+    def reset(self, uuid: str) -> None:
+        """What `nvidia-smi --gpu-reset -i UUID` does; ResetRefusedError says why not. Takes simulated seconds."""
+
+        def act(machine: Machine) -> None:
+            gpu = _by_uuid(machine, uuid)
+            reason = driver.reset_hinders(machine, gpu)
+            if reason:
+                raise ResetRefusedError(reason)
+            driver.reset(self._core, gpu)
+
+        core = self._core
+        machine = core.enter()
+        gpu = next((g for g in machine.gpus if g.uuid == uuid), None)
+        try:
+            if not core.faults("reset", gpu, "before"):
+                act(machine)
+            core.faults("reset", gpu, "after")
+        except BaseException as error:
+            core.leave(os.getpid(), "reset", gpu, error)
+            if type(error).__name__.startswith("NVMLError"):
+                raise ResetRefusedError(f"GPU reset failed: {error}") from error
+            raise
+        core.leave(os.getpid(), "reset", gpu, None)
+
+    def describe(self, pid: int) -> tuple[str, str] | None:
+        """(command, container) of a process that has not ended; None where nothing is known of it."""
+
+        def look(machine: Machine) -> tuple[str, str] | None:
+            process = machine.processes.get(str(pid))
+            if process is not None and process.released_at_s is None:
+                return process.command, process.container
+            client = next((c for c in machine.clients.values() if c.pid == pid and (c.command or c.container)), None)
+            return None if client is None else (client.command, client.container)
+
+        return self._core.read(look)
+
+    def device_users(self, uuid: str) -> tuple[int, ...]:
+        """Pids that have this GPU's device file open: processes, silent monitors, and every NVML session."""
+
+        def look(machine: Machine) -> tuple[int, ...]:
+            gpu = _by_uuid(machine, uuid)
+            found = {p.pid for p in processes.running(machine, gpu)} | {c.pid for c in machine.clients.values()}
+            return tuple(sorted(found))
+
+        return self._core.read(look)
+
+    # ---- what happens to it
+
+    def start_process(
+        self,
+        gpu_index: int,
+        start: int | None = None,
+        command: str = "python train.py",
+        container: str = "",
+        silent: bool = False,
+        ends_after_s: float | None = None,
+    ) -> int:
+        """Start a process that holds the instance at memory slice `start`, or the whole GPU; its pid.
+
+        silent: it holds without being in the process list, as monitors do. ends_after_s: it ends by itself.
+        """
+
+        def act(machine: Machine) -> int:
+            return processes.start(
+                machine,
+                _by_index(machine, gpu_index),
+                self._core.now_s(),
+                at=start,
+                command=command,
+                container=container,
+                silent=silent,
+                ends_after_s=ends_after_s,
+            )
+
+        return self._core.change(act)
+
+    def end_process(self, pid: int) -> None:
+        """End a process. The driver lets go of what it held after the switch release_lag_s."""
+        self._core.change(lambda machine: processes.end(machine, pid, self._core.now_s()))
+
+    def reboot(self) -> None:
+        """Power off and on: processes and instances are gone, the mode stays on Ampere and is off elsewhere [44]."""
+
+        def act(machine: Machine) -> None:
+            machine.boot += 1
+            self._restart_driver(machine)
+            machine.processes.clear()
+            for gpu in machine.gpus:
+                gpu.lost = False
+
+        self._core.change(act)
+
+    def reload_driver(self, seconds: float = 0.0) -> None:
+        """Unload and load the kernel module [45]; for so long nvmlInit answers DRIVER_NOT_LOADED."""
+
+        def act(machine: Machine) -> None:
+            self._restart_driver(machine)
+            machine.processes.clear()
+            machine.driver_back_at_s = self._core.now_s() + seconds
+
+        self._core.change(act)
+
+    def _restart_driver(self, machine: Machine) -> None:
+        machine.session += 1
+        machine.clients.clear()
+        machine.events.clear()
+        for gpu in machine.gpus:
+            gpu.instances.clear()
+            gpu.generation += 1
+            if self._core.offer(gpu).resetless:
+                gpu.mig = gpu.pending = False
+            elif not machine.switches.mode_change_never_takes:
+                gpu.mig = gpu.pending
+
+    def lose_gpu(self, index: int) -> None:
+        """The GPU falls off the bus: every call on it answers GPU_IS_LOST, until a reboot or find_gpu."""
+        self._core.change(lambda machine: setattr(_by_index(machine, index), "lost", True))
+
+    def find_gpu(self, index: int) -> None:
+        """A lost GPU is back, as it was."""
+        self._core.change(lambda machine: setattr(_by_index(machine, index), "lost", False))
+
+    def swap_gpu(self, index: int, spec: str | None = None) -> str:
+        """Put another board into the slot (of the same model, or as spec says); its UUID."""
+
+        def act(machine: Machine) -> str:
+            old = _by_index(machine, index)
+            kind = Kind(old.key, old.name) if spec is None else parse_spec(spec)[0]
+            fresh = new_gpu(kind, index, machine.seed, board=machine.take_serial())
+            fresh.minor, fresh.bus_id = old.minor, old.bus_id
+            machine.gpus[machine.gpus.index(old)] = fresh
+            for key in [k for k, p in machine.processes.items() if p.gpu_uuid == old.uuid]:
+                del machine.processes[key]
+            return fresh.uuid
+
+        return self._core.change(act)
+
+    def swap_indices(self, one: int, other: int) -> None:
+        """Two GPUs exchange their NVML indices, as a reboot may do."""
+
+        def act(machine: Machine) -> None:
+            a, b = _by_index(machine, one), _by_index(machine, other)
+            a.index, b.index = b.index, a.index
+
+        self._core.change(act)
+
+    def raise_xid(self, index: int, xid: int, start: int | None = None) -> None:
+        """An Xid event on a GPU; start: memory slice of the instance it belongs to, None where that is not known."""
+
+        def act(machine: Machine) -> None:
+            gpu = _by_index(machine, index)
+            if start is None:
+                driver.post(machine, gpu, _XID_CRITICAL, xid)
+                return
+            instance = next(i for i in gpu.instances if i.start == start)
+            driver.post(machine, gpu, _XID_CRITICAL, xid, instance.gi_id, instance.compute[0].ci_id)
+
+        self._core.change(act)
+
+    # ---- how it behaves
+
+    def inject(self, *armed: Fault) -> None:
+        """Arm faults; each counts the calls from now on."""
+        self._core.change(lambda machine: machine.faults.extend(fault.arm() for fault in armed))
+
+    def clear_faults(self) -> None:
+        """Disarm all faults."""
+        self._core.change(lambda machine: machine.faults.clear())
+
+    def switch(self, name: str, value: Any, gpu: int | None = None) -> None:
+        """Set a switch; for one of a GPU, on this one or on all. SimulationError for a wrong name or value."""
+
+        def act(machine: Machine) -> None:
+            if not is_gpu_switch(name):
+                if gpu is not None:
+                    raise SimulationError(f"the switch {name} is the machine's, not one GPU's")
+                set_switch(machine.switches, name, value)
+            else:
+                for found in machine.gpus if gpu is None else [_by_index(machine, gpu)]:
+                    set_switch(found.switches, name, value)
+            self._core.forget_offers()
+
+        self._core.change(act)
+
+    def use_clock(self, kind: str) -> None:
+        """Virtual: time moves when somebody waits or a call takes time. Real: the host's time, really slept."""
+        if kind not in ("virtual", "real"):
+            raise SimulationError(f"a clock is virtual or real, not {kind!r}")
+
+        def act(machine: Machine) -> None:
+            now = self._core.now_s()
+            machine.clock = kind
+            machine.now_s = now
+            machine.offset_s += now - self._core.now_s()
+
+        self._core.change(act)
+
+    def _step(self, name: str, gpu: Gpu | None, effect: Callable[[], T]) -> T:
+        if self._point(name, gpu, "before"):
+            return None  # type: ignore[return-value]
+        result = effect()
+        self._point(name, gpu, "after")
+        return result
+
+    def _point(self, name: str, gpu: Gpu | None, when: str) -> bool:
+        core = self._core
+        core.enter()
+        try:
+            skip = core.faults(name, gpu, when)
+        except BaseException as error:
+            core.leave(os.getpid(), name, gpu, error)
+            if isinstance(error, Exception) and not isinstance(error, Hung):
+                raise OSError(5, f"simulated fault at {name}") from error
+            raise
+        core.leave(os.getpid(), f"{name}", gpu, None)
+        return skip
+
+
+def _by_index(machine: Machine, index: int) -> Gpu:
+    for gpu in machine.gpus:
+        if gpu.index == index:
+            return gpu
+    raise SimulationError(f"this machine has no GPU {index}: it is {machine.spec}")
+
+
+def _by_uuid(machine: Machine, uuid: str) -> Gpu:
+    for gpu in machine.gpus:
+        if gpu.uuid == uuid:
+            return gpu
+    raise SimulationError(f"this machine has no GPU {uuid}")
