@@ -18,7 +18,7 @@ ENUM_MAX: Final = 64
 
 _PROFILE_INFO: Final = "nvmlDeviceGetGpuInstanceProfileInfo"
 _PLACEMENTS: Final = "nvmlDeviceGetGpuInstancePossiblePlacements"
-_TOO_OLD: Final = "this driver is too old to name its MIG profiles; update it to release 515 or later"
+_TOO_OLD: Final = "this driver is too old to name its MIG profiles; update it"
 
 
 def read_board(calls: Calls, handle: Handle, gpu_uuid: str, mig_on: bool) -> Board | None:

@@ -1,0 +1,402 @@
+"""What a look sees: instances with and without compute instances, holders, health, lost GPUs, and races with others."""
+
+from __future__ import annotations
+
+import random
+
+import pynvml
+import pytest
+from unit.nvml.scripted import A100, Compute, Gpu, Inline, Instance, Offer, Scripted
+
+from migd.mig.geometry import GpuInstance
+from migd.mig.observed import Holder, MigMode
+from migd.mig.profiles import Placement
+from migd.nvml import GpuError, LostError, NoPermissionError, NvmlGpus
+
+ALL = 0xFFFFFFFF
+UNKNOWN = Holder(None)
+
+
+def cut(*instances, **more) -> Gpu:
+    return Gpu("GPU-a", current=1, pending=1, instances=list(instances), **more)
+
+
+def whole_1g(start, **ids) -> Instance:
+    gi_id = ids.get("gi_id", 7 + start)
+    return Instance(gi_id, 19, start, 1, [Compute(0, 0, f"MIG-{gi_id}-0")])
+
+
+def gpus_of(*gpus):
+    library = Scripted(*gpus)
+    return library, NvmlGpus(library, Inline())
+
+
+def see(gpu):
+    return gpus_of(gpu)[1].look()[0]
+
+
+def test_a_gpu_is_described_in_our_units_and_texts():
+    seen = see(Gpu("GPU-a", name="NVIDIA A100-PCIE-40GB", pci_device_id=0x20F110DE, memory_mib=40960))
+    assert (seen.index, seen.uuid, seen.model) == (0, "GPU-a", "NVIDIA A100-PCIE-40GB")
+    assert (seen.pci_device_id, seen.memory_mib) == ("0x20F110DE", 40960)
+    assert seen.mode == MigMode(current=False, pending=False)
+
+
+def test_a_short_device_id_keeps_its_zeros():
+    assert see(Gpu("GPU-a", pci_device_id=0x0ABC10DE)).pci_device_id == "0x0ABC10DE"
+
+
+def test_a_gpu_without_mig_has_no_mode_and_no_board():
+    seen = see(Gpu("GPU-a", capable=False))
+    assert (seen.mode, seen.board, seen.instances) == (None, None, ())
+
+
+def test_a_pending_mode_is_seen_apart_from_the_current_one():
+    assert see(Gpu("GPU-a", current=0, pending=1)).mode == MigMode(current=False, pending=True)
+
+
+def test_instances_come_in_order_of_start_and_with_the_place_that_nvml_reports():
+    # A board with exchanged halves: ids do not follow the starts.
+    seen = see(cut(whole_1g(6, gi_id=9), whole_1g(0, gi_id=11), Instance(2, 9, 2, 4)))
+    assert [(s.instance.placement, s.gi_id) for s in seen.instances] == [
+        (Placement(0, 1), 11),
+        (Placement(2, 4), 2),
+        (Placement(6, 1), 9),
+    ]
+
+
+def test_a_gpu_instance_without_compute_instance_is_found():
+    (orphan,) = see(cut(Instance(2, 9, 4, 4))).instances
+    assert orphan.instance == GpuInstance("3g.20gb", Placement(4, 4))
+    assert orphan.compute_instances == ()
+    assert not orphan.whole
+
+
+def test_a_compute_instance_is_whole_only_where_it_spans_its_gpu_instance():
+    full = Instance(1, 9, 0, 4, [Compute(0, 2, "MIG-1-0")])
+    part = Instance(2, 9, 4, 4, [Compute(1, 0, "MIG-2-1"), Compute(0, 1, "MIG-2-0")])
+    one, other = see(cut(full, part)).instances
+    assert one.whole
+    assert [(c.ci_id, c.whole, c.mig_uuid) for c in other.compute_instances] == [
+        (0, False, "MIG-2-0"),
+        (1, False, "MIG-2-1"),
+    ]
+    assert not other.whole
+
+
+def test_a_mig_uuid_is_found_by_walking_where_the_driver_gives_the_parent_instead():
+    library, gpus = gpus_of(cut(whole_1g(0), whole_1g(3), device_is_mig=False))
+    assert [s.compute_instances[0].mig_uuid for s in gpus.look()[0].instances] == ["MIG-7-0", "MIG-10-0"]
+    assert library.calls("nvmlDeviceGetMaxMigDeviceCount") == 1  # one walk serves all
+
+
+def test_a_driver_that_cannot_say_what_is_a_mig_handle_is_walked_as_well():
+    library, gpus = gpus_of(cut(whole_1g(0)))
+    library.always["nvmlDeviceIsMigDeviceHandle"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert gpus.look()[0].instances[0].compute_instances[0].mig_uuid == "MIG-7-0"
+
+
+def test_a_mig_uuid_that_nobody_tells_is_none_and_the_instance_is_still_seen():
+    library, gpus = gpus_of(cut(whole_1g(0), device_is_mig=False))
+    library.always["nvmlDeviceGetMigDeviceHandleByIndex"] = pynvml.NVML_ERROR_NOT_FOUND
+    (seen,) = gpus.look()[0].instances
+    assert seen.compute_instances[0].mig_uuid is None
+    assert seen.whole
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_an_a30_that_counts_too_few_instances_still_shows_them_all(count):
+    a30 = (Offer(0, 14, "MIG 1g.6gb", 1, 1, (0, 1, 2, 3), instance_count=count),)
+    instances = [Instance(3 + k, 14, k, 1) for k in range(4)]
+    assert len(see(cut(*instances, offers=a30)).instances) == 4
+
+
+def test_processes_hold_the_instance_they_run_in_and_no_other():
+    gpu = cut(whole_1g(0), whole_1g(1), compute_processes=[(120, 8), (77, 8), (120, 8)])
+    idle, busy = see(gpu).instances
+    assert (idle.in_use, idle.holders) == (False, ())
+    assert (busy.in_use, busy.holders) == (True, (Holder(77), Holder(120)))
+    assert not see(gpu).in_use
+
+
+def test_graphics_processes_hold_as_well():
+    seen = see(cut(whole_1g(0), graphics_processes=[(5, 7)]))
+    assert seen.instances[0].holders == (Holder(5),)
+
+
+@pytest.mark.parametrize("gi_id", [ALL, 5])
+def test_processes_outside_every_instance_hold_the_gpu(gi_id):
+    seen = see(cut(whole_1g(0), compute_processes=[(9, gi_id)]))
+    assert (seen.in_use, seen.holders) == (True, (Holder(9),))
+    assert not seen.instances[0].in_use
+
+
+def test_processes_on_a_gpu_without_mig_hold_the_gpu():
+    seen = see(Gpu("GPU-a", compute_processes=[(9, ALL)]))
+    assert (seen.in_use, seen.holders) == (True, (Holder(9),))
+
+
+def test_a_process_that_has_no_pid_here_is_an_unknown_client():
+    seen = see(cut(whole_1g(0), compute_processes=[(0, 7), (4, 7)]))
+    assert seen.instances[0].holders == (Holder(4), UNKNOWN)
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_UNKNOWN, 3])
+def test_where_processes_cannot_be_listed_everything_counts_as_in_use(code):
+    library, gpus = gpus_of(cut(whole_1g(0), whole_1g(1)))
+    library.always["nvmlDeviceGetComputeRunningProcesses"] = code
+    seen = gpus.look()[0]
+    assert (seen.in_use, seen.holders) == (True, (UNKNOWN,))
+    assert [(s.in_use, s.holders) for s in seen.instances] == [(True, (UNKNOWN,))] * 2
+
+
+def test_a_refused_graphics_query_makes_everything_in_use_and_an_unsupported_one_nothing():
+    library, gpus = gpus_of(cut(whole_1g(0), compute_processes=[(3, 7)]))
+    library.fail["nvmlDeviceGetGraphicsRunningProcesses"] = [pynvml.NVML_ERROR_UNKNOWN, 3]
+    seen = gpus.look()[0]
+    assert (seen.instances[0].holders, seen.holders) == ((Holder(3), UNKNOWN), (UNKNOWN,))
+    seen = gpus.look()[0]
+    assert (seen.instances[0].holders, seen.holders) == ((Holder(3),), ())
+
+
+@pytest.mark.parametrize(
+    ("fields", "architecture", "resetless"),
+    [
+        ({184: 1}, pynvml.NVML_DEVICE_ARCH_AMPERE, True),
+        ({184: 0}, pynvml.NVML_DEVICE_ARCH_HOPPER, False),
+        ({}, pynvml.NVML_DEVICE_ARCH_AMPERE, False),
+        ({}, pynvml.NVML_DEVICE_ARCH_HOPPER, True),
+        ({}, pynvml.NVML_DEVICE_ARCH_BLACKWELL, True),
+        ({}, pynvml.NVML_DEVICE_ARCH_UNKNOWN, False),
+    ],
+)
+def test_resetless_is_what_the_driver_says_and_else_follows_the_architecture(fields, architecture, resetless):
+    assert see(Gpu("GPU-a", fields=fields, architecture=architecture)).resetless is resetless
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (0, ""),
+        (1, "a GPU reset"),
+        (2, "reboot of the node"),
+        (3, "peer-to-peer"),
+        (4, "drained"),
+        (5, "IMEX"),
+        (6, "bus"),
+        (7, "whole system"),
+        (8, "recovery action 8"),
+    ],
+)
+def test_the_recovery_action_is_said_in_words(action, words):
+    trouble = see(cut(whole_1g(0), fields={230: action})).trouble
+    assert (words in trouble) if words else (trouble == "")
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"), [((0, 0, 1, 0), "pending"), ((0, 0, 1, 1), "has failed"), ((4, 2, 0, 0), "")]
+)
+def test_remapped_rows_are_remembered_over_the_first_instance(rows, words):
+    library, gpus = gpus_of(cut(rows=rows))
+    before = gpus.look()[0].trouble
+    assert (words in before) if words else (before == "")
+    asked = library.calls("nvmlDeviceGetRemappedRows")
+    library.gpus[0].instances.append(whole_1g(0))
+    assert gpus.look()[0].trouble == before
+    assert library.calls("nvmlDeviceGetRemappedRows") == asked
+
+
+def test_remapped_rows_are_forgotten_once_the_driver_says_all_is_well():
+    library, gpus = gpus_of(Gpu("GPU-a", rows=(0, 0, 1, 0)))
+    assert gpus.look()[0].trouble
+    library.gpus[0].rows = (0, 1, 0, 0)
+    assert gpus.look()[0].trouble == ""
+
+
+def test_both_troubles_are_told():
+    trouble = see(Gpu("GPU-a", rows=(0, 0, 0, 1), fields={230: 1})).trouble
+    assert "a GPU reset" in trouble
+    assert "replaced" in trouble
+
+
+def test_a_gpu_too_old_for_row_remapping_is_not_in_trouble():
+    library, gpus = gpus_of(Gpu("GPU-a"))
+    library.always["nvmlDeviceGetRemappedRows"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert gpus.look()[0].trouble == ""
+
+
+def test_memory_that_may_not_be_read_is_zero_and_not_an_error():
+    library, gpus = gpus_of(cut())
+    library.always["nvmlDeviceGetMemoryInfo"] = pynvml.NVML_ERROR_NO_PERMISSION
+    assert gpus.look()[0].memory_mib == 0
+
+
+def test_gpus_come_by_index():
+    _, gpus = gpus_of(*(Gpu(f"GPU-{name}") for name in "dbca"))
+    assert [(g.index, g.uuid) for g in gpus.look()] == [(0, "GPU-d"), (1, "GPU-b"), (2, "GPU-c"), (3, "GPU-a")]
+
+
+def test_a_lost_gpu_is_told_by_its_last_uuid_and_the_others_still_read():
+    library, gpus = gpus_of(Gpu("GPU-a"), cut(whole_1g(0)), Gpu("GPU-c"))
+    library.gpus[1].uuid = "GPU-b"
+    gpus.look()
+    library.gpus[1].lost = True
+    a, b, c = gpus.look()
+    assert (b.uuid, b.index, b.lost, b.instances, b.board, b.mode) == ("GPU-b", 1, True, (), None, None)
+    assert (a.lost, c.lost, c.uuid) == (False, False, "GPU-c")
+
+
+def test_a_gpu_lost_before_it_was_ever_read_is_told_by_its_index():
+    _, gpus = gpus_of(Gpu("GPU-a"), Gpu("GPU-b", lost=True), Gpu("GPU-c", lost=True))
+    assert [(g.uuid, g.lost) for g in gpus.look()] == [("GPU-a", False), ("lost:1", True), ("lost:2", True)]
+
+
+def test_a_gpu_that_is_lost_while_it_is_read_keeps_its_uuid():
+    library, gpus = gpus_of(Gpu("GPU-a"), Gpu("GPU-b"))
+    library.fail["nvmlDeviceGetMigMode"] = [None, pynvml.NVML_ERROR_GPU_IS_LOST]
+    assert [(g.uuid, g.lost) for g in gpus.look()] == [("GPU-a", False), ("GPU-b", True)]
+
+
+def test_a_gpu_that_a_new_session_no_longer_counts_is_lost():
+    library, gpus = gpus_of(Gpu("GPU-a"), Gpu("GPU-b"), Gpu("GPU-c"))
+    gpus.look()
+    gpus.close()
+    del library.gpus[1]
+    assert [(g.uuid, g.index, g.lost) for g in gpus.look()] == [
+        ("GPU-a", 0, False),
+        ("GPU-c", 1, False),
+        ("GPU-b", 1, True),
+    ]
+
+
+def test_a_lost_gpu_that_comes_back_is_well_again():
+    library, gpus = gpus_of(Gpu("GPU-a"))
+    gpus.look()
+    library.gpus[0].lost = True
+    assert gpus.look()[0].lost
+    library.gpus[0].lost = False
+    assert not gpus.look()[0].lost
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetGpuInstances", "nvmlDeviceGetHandleByIndex"])
+def test_denied_reads_are_told_and_not_taken_for_an_empty_gpu(call):
+    library, gpus = gpus_of(cut(whole_1g(0)))
+    library.always[call] = pynvml.NVML_ERROR_NO_PERMISSION
+    with pytest.raises(NoPermissionError):
+        gpus.look()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "nvmlDeviceGetCount",
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetGpuInstances",
+        "nvmlGpuInstanceGetInfo",
+        "nvmlGpuInstanceGetComputeInstances",
+        "nvmlComputeInstanceGetInfo",
+        "nvmlDeviceGetName",
+    ],
+)
+def test_an_unknown_error_of_a_needed_read_is_raised_and_the_next_look_is_whole(call):
+    library, gpus = gpus_of(cut(whole_1g(0)))
+    library.fail[call] = [pynvml.NVML_ERROR_UNKNOWN]
+    with pytest.raises(GpuError) as caught:
+        gpus.look()
+    assert caught.value.call == call
+    assert gpus.look()[0].instances[0].whole
+
+
+def test_an_instance_that_another_program_destroys_meanwhile_is_left_out():
+    library, gpus = gpus_of(cut(whole_1g(0), whole_1g(1)))
+
+    def destroyed() -> None:
+        del library.gpus[0].instances[0]
+
+    library.before["nvmlGpuInstanceGetInfo"] = destroyed
+    assert [s.gi_id for s in gpus.look()[0].instances] == [8]
+    library.before["nvmlGpuInstanceGetComputeInstances"] = destroyed
+    assert gpus.look()[0].instances == ()
+
+
+def test_a_compute_instance_that_another_program_destroys_meanwhile_is_left_out():
+    library, gpus = gpus_of(cut(whole_1g(0)))
+    library.before["nvmlComputeInstanceGetInfo"] = lambda: library.gpus[0].instances[0].inside.clear()
+    (seen,) = gpus.look()[0].instances
+    assert seen.compute_instances == ()
+
+
+def test_an_instance_that_exists_is_never_left_out_for_an_odd_answer():
+    library, gpus = gpus_of(cut(whole_1g(0)))
+    library.always["nvmlGpuInstanceGetComputeInstances"] = pynvml.NVML_ERROR_INVALID_ARGUMENT
+    with pytest.raises(GpuError):
+        gpus.look()
+
+
+def test_handles_that_end_during_a_look_are_acquired_again():
+    library, gpus = gpus_of(cut(whole_1g(0)))
+
+    def switched_off() -> None:
+        gpu = library.gpus[0]
+        gpu.current = gpu.pending = 0
+        gpu.instances = []
+        library.retire()
+
+    library.before["nvmlDeviceGetGpuInstances"] = switched_off
+    seen = gpus.look()[0]
+    assert (seen.mig_on, seen.instances) == (False, ())
+
+
+def test_mig_switched_off_between_two_reads_is_seen_as_off():
+    library, gpus = gpus_of(cut(whole_1g(0)))
+
+    def switched_off() -> None:
+        gpu = library.gpus[0]
+        gpu.current, gpu.pending, gpu.instances = 0, 0, []
+
+    library.before["nvmlDeviceGetGpuInstances"] = switched_off
+    assert gpus.look()[0].mode == MigMode(current=False, pending=False)
+
+
+def test_gpus_renumbered_during_a_look_are_looked_at_again():
+    library, gpus = gpus_of(Gpu("GPU-a"), Gpu("GPU-b"))
+    gpus.look()
+    library.before["nvmlDeviceGetMigMode"] = library.gpus.reverse
+    assert [(g.index, g.uuid) for g in gpus.look()] == [(0, "GPU-b"), (1, "GPU-a")]
+
+
+def test_gpus_renumbered_between_looks_keep_their_own_facts():
+    library, gpus = gpus_of(Gpu("GPU-a", name="A"), Gpu("GPU-b", name="B", capable=False))
+    gpus.look()
+    library.gpus.reverse()
+    assert [(g.uuid, g.model, g.mode is None) for g in gpus.look()] == [
+        ("GPU-b", "B", True),
+        ("GPU-a", "A", False),
+    ]
+
+
+def test_a_look_is_the_same_in_whatever_order_the_driver_lists():
+    instances = [whole_1g(k) for k in range(7)]
+    expected = see(cut(*instances))
+    for seed in range(5):
+        random.Random(seed).shuffle(instances)
+        assert see(cut(*instances, offers=tuple(reversed(A100)))) == expected
+
+
+def test_a_second_look_asks_only_for_what_may_have_changed():
+    library, gpus = gpus_of(cut(*(whole_1g(k) for k in range(7))))
+    gpus.look()
+    library.log.clear()
+    gpus.look()
+    once = {"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMigMode", "nvmlDeviceGetFieldValues"}
+    assert all(library.calls(name) == 1 for name in once)
+    assert library.calls("nvmlDeviceGetGpuInstances") == len(A100)
+    per_instance = 5  # its info, its compute instances, the info, the check and the UUID of the one it has
+    assert len(library.log) == len(once) + 1 + 3 + len(A100) + 7 * per_instance
+
+
+def test_losing_the_gpu_outside_a_look_is_an_error_of_its_own():
+    library, gpus = gpus_of(cut(whole_1g(0)))
+    library.always["nvmlDeviceGetCount"] = pynvml.NVML_ERROR_GPU_IS_LOST
+    with pytest.raises(LostError):
+        gpus.look()
