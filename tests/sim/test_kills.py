@@ -122,7 +122,8 @@ def unkilled(story: Story) -> tuple[tuple[Point, ...], frozenset[type]]:
     host = SimHost.fresh(story.spec)
     world = World(host)
     prepared(story, host, world)
-    machine = world.machine()
+    order = order_of(story.then, world)
+    machine = world.machine()  # the last one: an NVML session left open would block a mode change
     begun = len(host.calls)
     kinds: set[type] = set()
     spans: list[tuple[int, str, type]] = []
@@ -132,8 +133,6 @@ def unkilled(story: Story) -> tuple[tuple[Point, ...], frozenset[type]]:
             kinds.add(type(step.effect))
             spans.append((len(host.calls), str(step.effect), type(step.effect)))
 
-    order = order_of(story.then, world)
-    begun = len(host.calls)
     look(machine)
     run(machine, order, listen)
     calls = list(host.calls)[begun:]
