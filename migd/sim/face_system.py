@@ -185,6 +185,8 @@ class System(Face):
         if device.compute is None:
             return device.gpu.index
         serials = [c.serial for _, c in driver.mig_devices(self._mig_view(self._core.machine, device.gpu))]
+        if device.compute.serial not in serials:  # newer than what an old session sees
+            raise refusal(pynvml.NVML_ERROR_NOT_FOUND)
         return serials.index(device.compute.serial)
 
     @call("gpu")
