@@ -247,6 +247,15 @@ class SimHost:
         """End a process. The driver lets go of what it held after the switch release_lag_s."""
         self._core.change(lambda machine: processes.end(machine, pid, self._core.now_s()))
 
+    def close_sessions(self, pid: int | None = None) -> None:
+        """A process (None: this one) has died, as after a SimulatedCrash: the kernel closes the NVML sessions it had."""
+        gone = os.getpid() if pid is None else pid
+
+        def act(machine: Machine) -> None:
+            machine.clients = {key: client for key, client in machine.clients.items() if client.pid != gone}
+
+        self._core.change(act)
+
     def reboot(self) -> None:
         """Power off and on: processes and instances are gone, the mode stays on Ampere and is off elsewhere [44]."""
 

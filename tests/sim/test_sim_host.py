@@ -231,6 +231,17 @@ def test_a_session_is_counted_and_shows_as_a_user_of_the_device():
         nvml.nvmlShutdown()
 
 
+def test_a_dead_processs_sessions_are_closed_for_it():
+    host, nvml, _ = booted()
+    host.nvml(pid=5).nvmlInit()
+    host.close_sessions()
+    with pytest.raises(pynvml.NVMLError_Uninitialized):
+        nvml.nvmlDeviceGetCount()
+    assert host.device_users(host.gpu_uuids()[0]) == (5,)
+    host.close_sessions(5)
+    host.reset(host.gpu_uuids()[0])
+
+
 def test_a_handle_of_another_session_means_nothing():
     host, _, gpu = booted()
     other = host.nvml()
