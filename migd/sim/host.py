@@ -248,7 +248,7 @@ class SimHost:
         self._core.change(lambda machine: processes.end(machine, pid, self._core.now_s()))
 
     def close_sessions(self, pid: int | None = None) -> None:
-        """A process (None: this one) has died, as after a SimulatedCrash: the kernel closes the NVML sessions it had."""
+        """A process (None: this one) has died, as after a SimulatedCrash: the kernel closes its NVML sessions."""
         gone = os.getpid() if pid is None else pid
 
         def act(machine: Machine) -> None:

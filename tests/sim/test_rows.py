@@ -577,13 +577,13 @@ def test_row_31_the_number_of_mig_devices_is_bounded_and_zero_while_off(pynvml, 
 
 def test_row_32_mig_indices_follow_the_ids_and_shift(pynvml, box):
     gpu = mig_gpu(pynvml)
-    made = cut(pynvml, gpu, (THREE_G, 4, 4), (ONE_G, 0, 1), (ONE_G, 1, 1))
+    made = cut(pynvml, gpu, (ONE_G, 1, 1), (THREE_G, 4, 4), (ONE_G, 0, 1))
     assert mig_devices(pynvml, gpu) == {0: (2, 0), 1: (7, 0), 2: (8, 0)}
     with pytest.raises(pynvml.NVMLError_NotFound):
         pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 3)
     last = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, 2)
     assert pynvml.nvmlDeviceGetIndex(last) == 2
-    pynvml.nvmlComputeInstanceDestroy(made[0][1])
+    pynvml.nvmlComputeInstanceDestroy(made[1][1])
     assert mig_devices(pynvml, gpu) == {0: (7, 0), 1: (8, 0)}
     assert pynvml.nvmlDeviceGetIndex(last) == 1
 
