@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from migd.sim import Fault, HangError, SimHost, SimulatedCrash, SimulationError
+from migd.sim import Fault, HangError, ResetRefusedError, SimHost, SimulatedCrash, SimulationError
 from migd.sim.machine import from_json, to_json
 from migd.sim.switches import PLACEMENTS
 
@@ -163,6 +163,11 @@ def test_a_reset_is_a_fault_point_too():
     host.inject(Fault("reset", "crash", when="after"))
     with pytest.raises(SimulatedCrash):
         host.reset(uuid)
+    host.inject(Fault("reset", code=pynvml.NVML_ERROR_UNKNOWN))
+    with pytest.raises(ResetRefusedError, match="GPU reset failed"):
+        host.reset(uuid)
+    with pytest.raises(ResetRefusedError, match="not found"):
+        host.reset("GPU-elsewhere")
     host.inject(Fault("reset", "hang"))
     with pytest.raises(TimeoutError):
         host.caller.run(lambda: host.reset(uuid), deadline_s=60)
@@ -301,6 +306,17 @@ def test_a_mode_change_that_never_takes_survives_reset_and_reboot():
     host.reboot()
     nvml.nvmlInit()
     assert nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByIndex(0))[0] == 1
+
+
+def test_an_ampere_gpu_that_cannot_be_reset_alone_stays_pending():
+    host = SimHost.fresh("2xa100-40gb", nvlink_group="bridge")
+    nvml = host.nvml()
+    nvml.nvmlInit()
+    gpu = nvml.nvmlDeviceGetHandleByIndex(0)
+    assert nvml.nvmlDeviceSetMigMode(gpu, 1) == pynvml.NVML_ERROR_IN_USE
+    host.switch("nvswitch", True)
+    assert nvml.nvmlDeviceSetMigMode(gpu, 1) == pynvml.NVML_SUCCESS
+    assert nvml.nvmlDeviceGetMigMode(gpu) == [1, 1]
 
 
 @pytest.mark.parametrize(("switch", "after"), [(False, [1, 1]), (True, [0, 0])])
