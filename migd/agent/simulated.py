@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from migd.agent.ports import ResetRefusedError, Store
 from migd.agent.records import Record
 from migd.agent.running import Machine
@@ -44,10 +46,28 @@ class SimStore:
             raise RecordError(f"cannot write the record: {error}") from error
 
 
-def simulated(host: SimHost, store: Store) -> Machine:
+class SimProcesses:
+    """The simulated machine's processes. pid: our own, which holds nothing that we would be told of."""
+
+    def __init__(self, host: SimHost, pid: int) -> None:
+        self._host = host
+        self._pid = pid
+
+    def describe(self, pid: int) -> tuple[str, str] | None:
+        """The command and the container of a process; None where it is gone."""
+        return self._host.describe(pid)
+
+    def device_users(self, gpu_uuid: str) -> tuple[int, ...]:
+        """Processes other than ours with the GPU's device file open."""
+        return tuple(pid for pid in self._host.device_users(gpu_uuid) if pid != self._pid)
+
+
+def simulated(host: SimHost, store: Store, pid: int | None = None) -> Machine:
     """A machine whose GPUs, processes, clock and boots are `host`'s and whose record is kept in `store`.
 
-    Called again after a simulated crash it is a new process: a new NVML client, the same machine, the same record.
+    pid: of the process that works, this one where not given. Called again after a simulated crash, with another pid,
+    it is a new process: a new NVML client, the same machine, the same record.
     """
-    gpus = NvmlGpus(host.nvml(), host.caller)
-    return Machine(gpus, SimReset(host), host, host.clock, host, SimStore(host, store))
+    ours = os.getpid() if pid is None else pid
+    gpus = NvmlGpus(host.nvml(pid=ours), host.caller)
+    return Machine(gpus, SimReset(host), SimProcesses(host, ours), host.clock, host, SimStore(host, store))

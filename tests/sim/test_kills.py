@@ -149,6 +149,8 @@ def _points(story: Story, names: list[str], spans: list[tuple[int, str, type]]) 
     for at, name in enumerate(names):
         if at in starts:
             (current, kind), changed = starts[at], False
+        if name.endswith(":after"):
+            continue  # a save is logged twice
         counted[name] = counted.get(name, 0) + 1
         if any(word in name for word in MUTATING) and "ProfileInfo" not in name and "Placements" not in name:
             changed = True

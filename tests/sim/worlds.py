@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from migd.agent.orders import Order
 from migd.agent.records import Record
 from migd.agent.running import Machine, look, run
-from migd.agent.simulated import SimReset, SimStore
+from migd.agent.simulated import simulated
 from migd.agent.store import RecordError, decode, encode
 from migd.mig.geometry import Layout
 from migd.mig.observed import SeenGpu
 from migd.nvml.errors import GpuError
-from migd.nvml.gpus import NvmlGpus
 from migd.sim.errors import SimulatedCrash
 from migd.sim.host import SimHost
 
@@ -46,11 +45,9 @@ class World:
 
     def machine(self) -> Machine:
         """A new process of the agent's: memory is lost, the kernel has closed what the one before had open."""
-        self.host.end_clients(PIDS_FROM + self.lives)
+        self.host.close_sessions(PIDS_FROM + self.lives)
         self.lives += 1
-        gpus = NvmlGpus(self.host.nvml(pid=PIDS_FROM + self.lives), self.host.caller)
-        store = SimStore(self.host, self.store)
-        return Machine(gpus, SimReset(self.host), self.host, self.host.clock, self.host, store)
+        return simulated(self.host, self.store, PIDS_FROM + self.lives)
 
     def attempt(self, order: Order | None) -> str:
         """One command: "done", or how it died."""
