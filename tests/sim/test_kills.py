@@ -135,10 +135,8 @@ def unkilled(story: Story) -> tuple[tuple[Point, ...], frozenset[type]]:
 
     look(machine)
     run(machine, order, listen)
-    calls = list(host.calls)[begun:]
-    return tuple(
-        _points(story, [c.name for c in calls], [(at - begun, op, kind) for at, op, kind in spans])
-    ), frozenset(kinds)
+    names = [call.name.removesuffix(":before") for call in list(host.calls)[begun:]]
+    return tuple(_points(story, names, [(at - begun, op, kind) for at, op, kind in spans])), frozenset(kinds)
 
 
 def _points(story: Story, names: list[str], spans: list[tuple[int, str, type]]) -> Iterator[Point]:
