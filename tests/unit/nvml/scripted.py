@@ -71,6 +71,7 @@ class Gpu:
     pci_device_id: int = 0x20F110DE
     memory_mib: int = 40960
     fields: dict[int, int] = field(default_factory=dict)
+    field_errors: dict[int, int] = field(default_factory=dict)
     architecture: int = 7
     rows: tuple[int, int, int, int] = (0, 0, 0, 0)
     instances: list[Instance] = field(default_factory=list)
@@ -78,6 +79,7 @@ class Gpu:
     graphics_processes: list[tuple[int, int]] = field(default_factory=list)
     status: int = 0  # the activation status of the next mode change
     effect: bool = True  # whether that mode change becomes active
+    lists_all: bool = False  # the list of one profile's instances holds those of every profile
     device_is_mig: bool = True  # whether a compute instance's info.device is its MIG device
 
 
@@ -206,7 +208,7 @@ class Scripted:
             if field_id in known:
                 value.value.uiVal = known[field_id]
             else:
-                value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+                value.nvmlReturn = self._gpu(device).field_errors.get(field_id, pynvml.NVML_ERROR_NOT_SUPPORTED)
         return values
 
     def _nvmlDeviceGetRemappedRows(self, device: Any) -> tuple[int, int, int, int]:
@@ -260,7 +262,7 @@ class Scripted:
     def _nvmlDeviceGetGpuInstances(self, device: Any, profile_id: int, handles: Any, count: Any) -> int:
         gpu = self._gpu(device, mig_on=True)
         self._offer(gpu, profile_id)
-        those = [i for i in gpu.instances if i.profile_id == profile_id]
+        those = [i for i in gpu.instances if gpu.lists_all or i.profile_id == profile_id]
         assert len(handles) >= len(those), "NVML would write past the end of this array"
         for position, instance in enumerate(those):
             handles[position] = self._give((gpu, instance), pynvml.c_nvmlGpuInstance_t)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pynvml
 import pytest
@@ -11,7 +12,7 @@ from unit.nvml.scripted import A100, Compute, Gpu, Inline, Instance, Offer, Scri
 from migd.mig.geometry import GpuInstance
 from migd.mig.observed import Holder, MigMode
 from migd.mig.profiles import Placement
-from migd.nvml import GpuError, LostError, NoPermissionError, NvmlGpus
+from migd.nvml import DriverError, GoneError, GpuError, LostError, NoPermissionError, NvmlGpus
 
 ALL = 0xFFFFFFFF
 UNKNOWN = Holder(None)
@@ -111,6 +112,11 @@ def test_an_a30_that_counts_too_few_instances_still_shows_them_all(count):
     assert len(see(cut(*instances, offers=a30)).instances) == 4
 
 
+def test_an_instance_counts_once_and_under_its_own_profile_whatever_list_it_is_in():
+    seen = see(cut(Instance(7, 20, 0, 1), Instance(8, 19, 1, 1), lists_all=True))
+    assert [(s.instance.profile, s.gi_id) for s in seen.instances] == [("1g.5gb+me", 7), ("1g.5gb", 8)]
+
+
 def test_processes_hold_the_instance_they_run_in_and_no_other():
     gpu = cut(whole_1g(0), whole_1g(1), compute_processes=[(120, 8), (77, 8), (120, 8)])
     idle, busy = see(gpu).instances
@@ -148,6 +154,38 @@ def test_where_processes_cannot_be_listed_everything_counts_as_in_use(code):
     seen = gpus.look()[0]
     assert (seen.in_use, seen.holders) == (True, (UNKNOWN,))
     assert [(s.in_use, s.holders) for s in seen.instances] == [(True, (UNKNOWN,))] * 2
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"])
+def test_a_gpu_that_is_lost_under_the_process_query_is_lost_and_not_in_use(call):
+    library, gpus = gpus_of(cut(whole_1g(0)))
+    library.always[call] = pynvml.NVML_ERROR_GPU_IS_LOST
+    (seen,) = gpus.look()
+    assert (seen.lost, seen.in_use) == (True, False)
+
+
+def test_a_driver_that_goes_under_the_process_query_is_a_driver_error():
+    library, gpus = gpus_of(cut(whole_1g(0)))
+    library.fail["nvmlDeviceGetComputeRunningProcesses"] = [pynvml.NVML_ERROR_UNINITIALIZED]
+    with pytest.raises(DriverError):
+        gpus.look()
+    assert library.open == 0
+
+
+def test_a_gpu_that_is_lost_in_the_answer_of_one_field_is_lost():
+    assert see(Gpu("GPU-a", field_errors={230: pynvml.NVML_ERROR_GPU_IS_LOST})).lost
+
+
+def test_a_gpu_without_mig_is_not_resetless_whatever_its_age():
+    assert not see(Gpu("GPU-a", capable=False, fields={184: 1})).resetless
+
+
+def test_a_new_driver_may_change_the_mode_without_a_reset():
+    library, gpus = gpus_of(Gpu("GPU-a"))
+    assert not gpus.look()[0].resetless
+    library.gpus[0].fields[184] = 1
+    gpus.close()
+    assert gpus.look()[0].resetless
 
 
 def test_a_refused_graphics_query_makes_everything_in_use_and_an_unsupported_one_nothing():
@@ -204,6 +242,13 @@ def test_remapped_rows_are_remembered_over_the_first_instance(rows, words):
     library.gpus[0].instances.append(whole_1g(0))
     assert gpus.look()[0].trouble == before
     assert library.calls("nvmlDeviceGetRemappedRows") == asked
+
+
+def test_remapped_rows_refused_for_an_instance_that_just_came_are_remembered():
+    library, gpus = gpus_of(cut(rows=(0, 0, 1, 0)))
+    before = gpus.look()[0].trouble
+    library.before["nvmlDeviceGetRemappedRows"] = lambda: library.gpus[0].instances.append(whole_1g(0))
+    assert gpus.look()[0].trouble == before
 
 
 def test_remapped_rows_are_forgotten_once_the_driver_says_all_is_well():
@@ -269,6 +314,36 @@ def test_a_gpu_that_a_new_session_no_longer_counts_is_lost():
     ]
 
 
+def test_a_gpu_renumbered_and_then_lost_is_one_lost_gpu_at_its_new_index():
+    library, gpus = gpus_of(Gpu("GPU-a"), Gpu("GPU-b"))
+    gpus.look()
+    library.gpus.reverse()
+    library.gpus[1].lost = True
+    assert [(g.uuid, g.index, g.lost) for g in gpus.look()] == [("GPU-b", 0, False), ("GPU-a", 1, True)]
+
+
+def test_lost_gpus_that_cannot_be_told_apart_are_all_reported_without_a_guess():
+    library, gpus = gpus_of(Gpu("GPU-a"), Gpu("GPU-b"), Gpu("GPU-c"), Gpu("GPU-d"))
+    gpus.look()
+    library.gpus = [library.gpus[2], library.gpus[3], Gpu("GPU-a", lost=True), Gpu("GPU-b", lost=True)]
+    assert [(g.uuid, g.index) for g in gpus.look() if g.lost] == [
+        ("GPU-a", 0),
+        ("GPU-b", 1),
+        ("lost:2", 2),
+        ("lost:3", 3),
+    ]
+
+
+def test_a_lost_gpu_has_the_index_it_had_last():
+    library, gpus = gpus_of(Gpu("GPU-a"), Gpu("GPU-b"))
+    gpus.look()
+    library.gpus.reverse()
+    gpus.look()
+    gpus.close()
+    del library.gpus[1]
+    assert [(g.uuid, g.index) for g in gpus.look()] == [("GPU-b", 0), ("GPU-a", 1)]
+
+
 def test_a_lost_gpu_that_comes_back_is_well_again():
     library, gpus = gpus_of(Gpu("GPU-a"))
     gpus.look()
@@ -331,6 +406,22 @@ def test_an_instance_that_exists_is_never_left_out_for_an_odd_answer():
     library.always["nvmlGpuInstanceGetComputeInstances"] = pynvml.NVML_ERROR_INVALID_ARGUMENT
     with pytest.raises(GpuError):
         gpus.look()
+
+
+def test_a_compute_profile_list_that_fails_at_once_is_not_taken_for_an_empty_one():
+    library, gpus = gpus_of(cut(whole_1g(0)))
+    library.fail["nvmlGpuInstanceGetComputeInstanceProfileInfo"] = [2, 2]
+    with pytest.raises(GoneError):
+        gpus.look()
+    assert gpus.look()[0].instances[0].whole
+
+
+def test_what_was_remembered_of_a_gpu_that_changed_under_a_look_is_read_again():
+    library, gpus = gpus_of(cut(whole_1g(0)))
+    gpus.look()
+    library.gpus[0].offers = tuple(replace(o, name=o.name.replace("5gb", "6gb")) for o in A100)
+    library.fail["nvmlDeviceGetGpuInstances"] = [pynvml.NVML_ERROR_INVALID_ARGUMENT]
+    assert gpus.look()[0].instances[0].instance.profile == "1g.6gb"
 
 
 def test_handles_that_end_during_a_look_are_acquired_again():
