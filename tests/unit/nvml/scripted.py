@@ -14,6 +14,9 @@ from typing import Any
 
 import pynvml
 
+from migd.mig.observed import SeenGpu
+from migd.nvml import NvmlGpus
+
 _NO_INSTANCE = 0xFFFFFFFF
 _ENUM_END = 10
 
@@ -84,7 +87,11 @@ class Gpu:
 
 
 class Scripted:
-    """The library. fail: errors to raise, by function, one at each call (None: let it pass); -1 repeats for ever."""
+    """The library, with a log of its calls.
+
+    fail: codes to raise by function, one at each call (None: let it pass). always: a code to raise at every call.
+    before: what happens, once, just before a function is called next: another program's doing.
+    """
 
     def __init__(self, *gpus: Gpu) -> None:
         self.gpus = list(gpus)
@@ -384,3 +391,25 @@ class Inline:
         if self.hang and self.hang in fn.__name__:
             raise TimeoutError(f"no answer within {deadline_s:g} s: {fn.__name__}")
         return fn()
+
+
+def cut(*instances: Instance, **more: Any) -> Gpu:
+    """A GPU in MIG mode with these instances."""
+    return Gpu("GPU-a", current=1, pending=1, instances=list(instances), **more)
+
+
+def whole_1g(start: int, gi_id: int | None = None) -> Instance:
+    """A 1g.5gb with its compute instance; its id is 7 + start where none is given."""
+    gi_id = 7 + start if gi_id is None else gi_id
+    return Instance(gi_id, 19, start, 1, [Compute(0, 0, f"MIG-{gi_id}-0")])
+
+
+def gpus_of(*gpus: Gpu) -> tuple[Scripted, NvmlGpus]:
+    """A library with these GPUs, and ours on it."""
+    library = Scripted(*gpus)
+    return library, NvmlGpus(library, Inline())
+
+
+def see(gpu: Gpu) -> SeenGpu:
+    """What one look shows of this GPU."""
+    return gpus_of(gpu)[1].look()[0]
