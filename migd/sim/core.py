@@ -45,9 +45,9 @@ class Core:
     def __init__(self, machine: Machine, file: MachineFile | None = None) -> None:
         self.machine = machine
         self.calls: deque[Call] = deque(maxlen=CALLS_KEPT)
-        self.deadline_at_s: float | None = None
         self._file = file
         self._lock = threading.RLock()
+        self._mine = threading.local()
         self._spent_s = 0.0
         self._offers: dict[tuple[str, frozenset[str]], tuple[Model, dict[int, Any]]] = {}
 
@@ -115,6 +115,16 @@ class Core:
         return skip
 
     # ---- time
+
+    @property
+    def deadline_at_s(self) -> float | None:
+        """When what this thread now calls must have returned; None for no deadline."""
+        found: float | None = getattr(self._mine, "deadline_at_s", None)
+        return found
+
+    @deadline_at_s.setter
+    def deadline_at_s(self, at_s: float | None) -> None:
+        self._mine.deadline_at_s = at_s
 
     def now_s(self) -> float:
         """Simulated time, in seconds from an arbitrary start; it never goes back, reboots included."""

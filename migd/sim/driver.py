@@ -16,7 +16,7 @@ from migd.sim.machine import ComputeInstance, Event, Gpu, GpuInstance, Machine, 
 
 ANY_INSTANCE = 0xFFFFFFFF
 GI_COUNT_MAX = 8
-EVENTS_KEPT = 256
+EVENTS_KEPT = 64
 _GI_SHARE = 0.75  # of the published times, which are for GPU instance and compute instance together
 _CREATE_S = {1: 0.16, 2: 0.17, 3: 0.20, 4: 0.21, 7: 0.24}
 _DESTROY_S = {1: 0.20, 2: 0.20, 3: 0.21, 4: 0.21, 7: 0.22}
@@ -78,6 +78,8 @@ def activate(machine: Machine, gpu: Gpu) -> None:
 def _busy_for_mode(machine: Machine, gpu: Gpu, resetless: bool, pid: int) -> bool:
     if resetless:
         return machine.switches.busy_resetless_mode == "in-use" and bool(processes.on_whole_gpu(machine, gpu))
+    if _linked(machine, gpu):  # the reset inside the call would be refused
+        return True
     others = any(client.pid != pid for client in machine.clients.values())
     return others or any(p.gpu_uuid == gpu.uuid for p in machine.processes.values())
 
@@ -86,6 +88,17 @@ def reset_hinders(machine: Machine, gpu: Gpu) -> str:
     """Why this GPU cannot be reset now; "" where it can [47]."""
     if gpu.lost:
         return f"GPU {gpu.bus_id}: GPU is lost"
+    linked = _linked(machine, gpu)
+    if linked:
+        return linked
+    pids = {p.pid for p in machine.processes.values() if p.gpu_uuid == gpu.uuid}
+    pids |= {client.pid for client in machine.clients.values()}
+    if pids:
+        return f"GPU {gpu.bus_id} is in use by one or more clients: pid {', '.join(map(str, sorted(pids)))}"
+    return ""
+
+
+def _linked(machine: Machine, gpu: Gpu) -> str:
     group = gpu.switches.nvlink_group
     peers = [g.index for g in machine.gpus if group and g.switches.nvlink_group == group and g is not gpu]
     if peers and not machine.switches.nvswitch:
@@ -93,10 +106,6 @@ def reset_hinders(machine: Machine, gpu: Gpu) -> str:
         return f"GPU {gpu.bus_id} is joined by NVLink to GPU {joined}; they can only be reset together"
     if group and machine.switches.fabric_manager_down:
         return f"GPU {gpu.bus_id}: Fabric Manager is not running"
-    pids = {p.pid for p in machine.processes.values() if p.gpu_uuid == gpu.uuid}
-    pids |= {client.pid for client in machine.clients.values()}
-    if pids:
-        return f"GPU {gpu.bus_id} is in use by one or more clients: pid {', '.join(map(str, sorted(pids)))}"
     return ""
 
 

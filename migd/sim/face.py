@@ -118,6 +118,11 @@ class Face:
         if held not in ("root", privilege):
             raise refusal(pynvml.NVML_ERROR_NO_PERMISSION)
 
+    def _symbol(self, name: str) -> None:
+        """FUNCTION_NOT_FOUND where the library lacks this C symbol."""
+        if name in self._core.machine.switches.missing_symbols:
+            raise refusal(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
 
 def _among(gpu: Gpu, target: Target) -> Device | None:
     for instance in gpu.instances:
@@ -140,13 +145,15 @@ def call(
     """A function of the face: the bracket around its body.
 
     kind: what its first argument must be: "gpu", "device" (a GPU or a MIG device), "gi", "ci", or "" for no handle.
-    privilege: "none", "config", "monitor" or "root". symbol: the C symbol, where it is not the function's name.
+    privilege: "none", "config", "monitor" or "root". symbol: the C symbol, where it is not the
+    function's name; "by version": the body looks itself.
     changes: the call has an effect, which a fault can skip.
     The body gets the device found; it answers what pynvml answers, or raises.
     """
 
     def wrap(body: Callable[Concatenate[F, Device, P], R]) -> Callable[..., R]:
         name = body.__name__
+        names = {symbol or name} if symbol in ("", "by version") else {name, symbol}
 
         @functools.wraps(body)
         def run(self: F, *args: Any, **keywords: Any) -> R:
@@ -155,7 +162,7 @@ def call(
             gpu: Gpu | None = None
             try:
                 switches = machine.switches
-                if switches.missing_symbols and not {name, symbol or name}.isdisjoint(switches.missing_symbols):
+                if switches.missing_symbols and not names.isdisjoint(switches.missing_symbols):
                     raise refusal(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
                 if not before_init and (self._session != machine.session or self._client not in machine.clients):
                     raise refusal(pynvml.NVML_ERROR_UNINITIALIZED)

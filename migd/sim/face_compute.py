@@ -18,13 +18,14 @@ from migd.sim.machine import ComputeInstance
 class Compute(Mig):
     """Compute instances inside a GPU instance, and MIG device handles."""
 
-    @call("gi", symbol="nvmlGpuInstanceGetComputeInstanceProfileInfoV")
+    @call("gi", symbol="by version")
     def nvmlGpuInstanceGetComputeInstanceProfileInfo(
         self, device: Device, profile: int, engProfile: int, version: int = 2
     ) -> Any:
         """The compute profile with this enum value: NOT_SUPPORTED where not offered, INVALID_ARGUMENT past the end."""
         if version not in (1, 2):
             raise refusal(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        self._symbol("nvmlGpuInstanceGetComputeInstanceProfileInfo" + ("V" if version == 2 else ""))
         if engProfile != pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED:
             raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         found = driver.ci_profile(self._core, device.gpu, _gi(device), profile)

@@ -3,6 +3,7 @@
 # ruff: noqa: N802, N803, N815  (names are pynvml's own)
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pynvml
@@ -10,6 +11,7 @@ import pynvml
 from migd.sim import driver, placing
 from migd.sim.catalog import Model, SimProfile
 from migd.sim.driver import refusal
+from migd.sim.errors import SimulationError
 from migd.sim.face import Device, call
 from migd.sim.face_system import System
 from migd.sim.machine import Gpu, GpuInstance
@@ -23,6 +25,8 @@ def target_of(reference: Any, kind: Any) -> Any:
     if reference is None:
         return None
     found = getattr(reference, "_obj", reference)
+    if isinstance(found, ctypes._Pointer):  # noqa: SLF001  (ctypes.pointer() instead of byref())
+        found = found.contents
     if found is reference and isinstance(found, kind):
         raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return found
@@ -49,11 +53,12 @@ class Mig(System):
 
     # ---- profiles
 
-    @call("gpu", symbol="nvmlDeviceGetGpuInstanceProfileInfoV")
+    @call("gpu", symbol="by version")
     def nvmlDeviceGetGpuInstanceProfileInfo(self, device: Device, profile: int, version: int = 2) -> Any:
         """The profile with this *enum* value [11]. version 2 has the name; 1 has not."""
         if version not in (1, 2):
             raise refusal(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        self._symbol("nvmlDeviceGetGpuInstanceProfileInfo" + ("V" if version == 2 else ""))
         switches = self._core.machine.switches
         model = self._listing(device.gpu)
         if not 0 <= profile < min(switches.enum_end, pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):  # [55]
@@ -178,6 +183,10 @@ def _fill_places(places: Any, array: Any, count: Any, kind: Any) -> int:
     if counter is None:
         raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     target = target_of(array, kind)
+    if target is not None and len(target) < len(places):
+        raise SimulationError(
+            f"an array of {len(target)} placements for {len(places)}: a real driver writes past its end"
+        )
     counter.value = len(places)
     if target is not None:
         for at, where in enumerate(places):
@@ -189,6 +198,10 @@ def _fill_handles(handles: list[Any], array: Any, count: Any) -> int:
     counter, target = target_of(count, ()), target_of(array, ())
     if counter is None or (target is None and handles):
         raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    if handles and len(target) < len(handles):
+        raise SimulationError(
+            f"an array of {len(target)} handles for {len(handles)} instances: a real driver writes past its end"
+        )
     for at, handle in enumerate(handles):
         target[at] = handle
     counter.value = len(handles)

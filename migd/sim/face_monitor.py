@@ -13,6 +13,7 @@ from migd.sim.face import Device, Target, call
 from migd.sim.face_compute import Compute
 
 _TURING = 6
+_PLAIN = ("nvmlExceptionClass", "nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct")
 
 
 class Monitor(Compute):
@@ -58,9 +59,7 @@ class Monitor(Compute):
         try:
             found: list[Any] = call_v3(handle)
         except pynvml.NVMLError_FunctionNotFound:
-            raise pynvml.NVMLLibraryMismatchError(
-                "Unversioned function called and the pyNVML version does not match"
-            ) from None
+            raise pynvml.NVMLLibraryMismatchError("the library has no such function: use one with _v2") from None
         return found
 
     def _none_listed(self, device: Device) -> list[Any]:
@@ -230,7 +229,12 @@ class Nvml(Monitor):
         self._command, self._container = command, container
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("nvml") and name[4:5].isupper() and callable(getattr(pynvml, name, None)):
+        if (
+            name not in _PLAIN
+            and name.startswith("nvml")
+            and name[4:5].isupper()
+            and callable(getattr(pynvml, name, None))
+        ):
             if isinstance(getattr(pynvml, name), type):
                 return getattr(pynvml, name)
             self._not_simulated(name)

@@ -122,8 +122,6 @@ class System(Face):
         """The GPU at this index; GPU_IS_LOST where it fell off the bus."""
         return self._handle_where(lambda gpu: gpu.index == index, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
-    nvmlDeviceGetHandleByIndex_v2 = nvmlDeviceGetHandleByIndex
-
     @call()
     def nvmlDeviceGetHandleByPciBusId(self, _: Device, pciBusId: str | bytes) -> Any:
         """The GPU at this PCI address, written with four or eight digits of domain."""
@@ -132,8 +130,6 @@ class System(Face):
         return self._handle_where(
             lambda gpu: gpu.bus_id == f"{domain.rjust(8, '0')}:{rest}", pynvml.NVML_ERROR_NOT_FOUND
         )
-
-    nvmlDeviceGetHandleByPciBusId_v2 = nvmlDeviceGetHandleByPciBusId
 
     @call()
     def nvmlDeviceGetHandleByUUID(self, _: Device, uuid: str | bytes) -> Any:
@@ -185,6 +181,8 @@ class System(Face):
         if device.compute is None:
             return device.gpu.index
         serials = [c.serial for _, c in driver.mig_devices(self._mig_view(self._core.machine, device.gpu))]
+        if device.compute.serial not in serials:  # newer than what an old session sees
+            raise refusal(pynvml.NVML_ERROR_NOT_FOUND)
         return serials.index(device.compute.serial)
 
     @call("gpu")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pynvml
+
 from migd.sim import driver, processes
-from migd.sim.core import Call, Core, Hung
+from migd.sim.core import Call, Core
 from migd.sim.errors import ResetRefusedError, SimFileError, SimulationError, SpecMismatchError
 from migd.sim.face import PRIVILEGES
 from migd.sim.face_monitor import Nvml
@@ -47,7 +50,7 @@ class Caller:
         """What fn answers; TimeoutError when it takes longer than deadline_s, though its effect may have happened."""
         core = self._core
         outer = core.deadline_at_s
-        mine = core.read(lambda _machine: core.now_s()) + deadline_s
+        mine = core.now_s() + deadline_s
         core.deadline_at_s = mine if outer is None else min(mine, outer)
         try:
             return fn()
@@ -155,33 +158,35 @@ class SimHost:
         """The machine itself, to look at in a test. In memory it is live."""
         return self._core.read(lambda machine: machine)
 
-    def touch(self, name: str, effect: Callable[[], T]) -> T:
+    def touch(self, name: str, effect: Callable[[], T]) -> T | None:
         """Do something that is not NVML's, at a point where faults can strike: name is what they match.
 
         An "error" fault is OSError here (EIO); "skip" returns None without the effect.
         """
-        return self._step(name, None, effect)
+        if self._point(name, "before"):
+            return None
+        result = effect()
+        self._point(name, "after")
+        return result
 
     def reset(self, uuid: str) -> None:
         """What `nvidia-smi --gpu-reset -i UUID` does; ResetRefusedError says why not. Takes simulated seconds."""
-
-        def act(machine: Machine) -> None:
-            gpu = _by_uuid(machine, uuid)
-            reason = driver.reset_hinders(machine, gpu)
-            if reason:
-                raise ResetRefusedError(reason)
-            driver.reset(self._core, gpu)
 
         core = self._core
         machine = core.enter()
         gpu = next((g for g in machine.gpus if g.uuid == uuid), None)
         try:
+            if gpu is None:
+                raise ResetRefusedError(f"GPU {uuid} is not found")
             if not core.faults("reset", gpu, "before"):
-                act(machine)
+                reason = driver.reset_hinders(machine, gpu)
+                if reason:
+                    raise ResetRefusedError(reason)
+                driver.reset(core, gpu)
             core.faults("reset", gpu, "after")
         except BaseException as error:
             core.leave(os.getpid(), "reset", gpu, error)
-            if type(error).__name__.startswith("NVMLError"):
+            if isinstance(error, pynvml.NVMLError):
                 raise ResetRefusedError(f"GPU reset failed: {error}") from error
             raise
         core.leave(os.getpid(), "reset", gpu, None)
@@ -242,15 +247,25 @@ class SimHost:
         """End a process. The driver lets go of what it held after the switch release_lag_s."""
         self._core.change(lambda machine: processes.end(machine, pid, self._core.now_s()))
 
+    def close_sessions(self, pid: int | None = None) -> None:
+        """A process (None: this one) has died, as after a SimulatedCrash: the kernel closes its NVML sessions."""
+        gone = os.getpid() if pid is None else pid
+
+        def act(machine: Machine) -> None:
+            machine.clients = {key: client for key, client in machine.clients.items() if client.pid != gone}
+
+        self._core.change(act)
+
     def reboot(self) -> None:
         """Power off and on: processes and instances are gone, the mode stays on Ampere and is off elsewhere [44]."""
 
         def act(machine: Machine) -> None:
             machine.boot += 1
             self._restart_driver(machine)
-            machine.processes.clear()
             for gpu in machine.gpus:
                 gpu.lost = False
+                if not self._core.offer(gpu).resetless and not machine.switches.mode_change_never_takes:
+                    gpu.mig = gpu.pending
 
         self._core.change(act)
 
@@ -259,7 +274,6 @@ class SimHost:
 
         def act(machine: Machine) -> None:
             self._restart_driver(machine)
-            machine.processes.clear()
             machine.driver_back_at_s = self._core.now_s() + seconds
 
         self._core.change(act)
@@ -268,13 +282,12 @@ class SimHost:
         machine.session += 1
         machine.clients.clear()
         machine.events.clear()
+        machine.processes.clear()
         for gpu in machine.gpus:
             gpu.instances.clear()
             gpu.generation += 1
             if self._core.offer(gpu).resetless:
                 gpu.mig = gpu.pending = False
-            elif not machine.switches.mode_change_never_takes:
-                gpu.mig = gpu.pending
 
     def lose_gpu(self, index: int) -> None:
         """The GPU falls off the bus: every call on it answers GPU_IS_LOST, until a reboot or find_gpu."""
@@ -359,24 +372,17 @@ class SimHost:
 
         self._core.change(act)
 
-    def _step(self, name: str, gpu: Gpu | None, effect: Callable[[], T]) -> T:
-        if self._point(name, gpu, "before"):
-            return None  # type: ignore[return-value]
-        result = effect()
-        self._point(name, gpu, "after")
-        return result
-
-    def _point(self, name: str, gpu: Gpu | None, when: str) -> bool:
+    def _point(self, name: str, when: str) -> bool:
         core = self._core
         core.enter()
         try:
-            skip = core.faults(name, gpu, when)
+            skip = core.faults(name, None, when)
         except BaseException as error:
-            core.leave(os.getpid(), name, gpu, error)
-            if isinstance(error, Exception) and not isinstance(error, Hung):
-                raise OSError(5, f"simulated fault at {name}") from error
+            core.leave(os.getpid(), name, None, error)
+            if isinstance(error, pynvml.NVMLError):
+                raise OSError(errno.EIO, f"simulated fault at {name}") from error
             raise
-        core.leave(os.getpid(), f"{name}", gpu, None)
+        core.leave(os.getpid(), f"{name}:{when}", None, None)
         return skip
 
 

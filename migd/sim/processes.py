@@ -62,8 +62,7 @@ def end(machine: Machine, pid: int, now_s: float) -> None:
     if process is None or process.released_at_s is not None:
         raise SimulationError(f"no simulated process has pid {pid}")
     process.released_at_s = now_s + machine.switches.release_lag_s
-    settle(machine, now_s) if process.released_at_s <= now_s else None
-    machine.next_at_s = min(machine.next_at_s, process.released_at_s)
+    settle(machine, now_s)
 
 
 def running(machine: Machine, gpu: Gpu) -> list[Process]:
