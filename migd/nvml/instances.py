@@ -72,7 +72,7 @@ class Instances:
     def find(self, wanted: GpuInstance) -> Found | None:
         """The GPU instance of this profile at this place, or None where there is none; the board must offer it."""
         of_profile = self._of_profile(self._board.profile(wanted.profile))
-        return next((f for f in of_profile if f.placement == wanted.placement), None)
+        return next((f for f in of_profile if GpuInstance(f.profile.name, f.placement) == wanted), None)
 
     def compute_instances(self, found: Found) -> Iterator[tuple[Handle, ComputeProfile]]:
         """The handles of the compute instances in one GPU instance, by compute profile."""

@@ -117,11 +117,9 @@ class Looking:
         read = [run(f"read GPU {i}", last.get(i, ""), read_s, partial(self._read, i)) for i in range(count)]
         seen = [gpu for gpu in read if gpu is not None]
         found = {gpu.uuid for gpu in seen}
-        for index in (i for i, gpu in enumerate(read) if gpu is None):
-            uuid = last.get(index, "")
-            seen.append(_lost(uuid if uuid and uuid not in found else f"lost:{index}", index))
-            found.add(seen[-1].uuid)
-        seen += [_lost(uuid, memory.index) for uuid, memory in self._memories.items() if uuid not in found]
+        missing = {uuid: memory.index for uuid, memory in self._memories.items() if uuid not in found}
+        nameless = [index for index, gpu in enumerate(read) if gpu is None]
+        seen += _named(nameless, missing)
         return tuple(sorted(seen, key=lambda gpu: (gpu.index, gpu.lost, gpu.uuid)))
 
     def _read(self, index: int) -> SeenGpu | None:
@@ -180,6 +178,24 @@ class Looking:
             memory_mib=memory_mib,
             resetless=mig_capable and read_resetless(self._calls, device, uuid),
         )
+
+
+def _named(nameless: list[int], missing: dict[str, int]) -> list[SeenGpu]:
+    """The lost GPUs: indices that no longer say who they are, and GPUs known from before that no index is.
+
+    missing: UUID -> last index. An index is the missing GPU that had it last; one left of each is the same GPU.
+    """
+    by_index = {index: uuid for uuid, index in missing.items()}
+    names = {index: by_index[index] for index in nameless if index in by_index}
+    indices = [index for index in nameless if index not in names]
+    uuids = [uuid for uuid in missing if uuid not in names.values()]
+    if len(indices) == len(uuids) == 1:
+        return [*(_lost(uuid, index) for index, uuid in names.items()), _lost(uuids[0], indices[0])]
+    return [
+        *(_lost(uuid, index) for index, uuid in names.items()),
+        *(_lost(f"lost:{index}", index) for index in indices),
+        *(_lost(uuid, missing[uuid]) for uuid in uuids),
+    ]
 
 
 def _lost(uuid: str, index: int) -> SeenGpu:

@@ -14,6 +14,9 @@ from typing import Any
 
 import pynvml
 
+from migd.mig.observed import SeenGpu
+from migd.nvml import NvmlGpus
+
 _NO_INSTANCE = 0xFFFFFFFF
 _ENUM_END = 10
 
@@ -71,6 +74,7 @@ class Gpu:
     pci_device_id: int = 0x20F110DE
     memory_mib: int = 40960
     fields: dict[int, int] = field(default_factory=dict)
+    field_errors: dict[int, int] = field(default_factory=dict)
     architecture: int = 7
     rows: tuple[int, int, int, int] = (0, 0, 0, 0)
     instances: list[Instance] = field(default_factory=list)
@@ -78,11 +82,16 @@ class Gpu:
     graphics_processes: list[tuple[int, int]] = field(default_factory=list)
     status: int = 0  # the activation status of the next mode change
     effect: bool = True  # whether that mode change becomes active
+    lists_all: bool = False  # the list of one profile's instances holds those of every profile
     device_is_mig: bool = True  # whether a compute instance's info.device is its MIG device
 
 
 class Scripted:
-    """The library. fail: errors to raise, by function, one at each call (None: let it pass); -1 repeats for ever."""
+    """The library, with a log of its calls.
+
+    fail: codes to raise by function, one at each call (None: let it pass). always: a code to raise at every call.
+    before: what happens, once, just before a function is called next: another program's doing.
+    """
 
     def __init__(self, *gpus: Gpu) -> None:
         self.gpus = list(gpus)
@@ -206,7 +215,7 @@ class Scripted:
             if field_id in known:
                 value.value.uiVal = known[field_id]
             else:
-                value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+                value.nvmlReturn = self._gpu(device).field_errors.get(field_id, pynvml.NVML_ERROR_NOT_SUPPORTED)
         return values
 
     def _nvmlDeviceGetRemappedRows(self, device: Any) -> tuple[int, int, int, int]:
@@ -260,7 +269,7 @@ class Scripted:
     def _nvmlDeviceGetGpuInstances(self, device: Any, profile_id: int, handles: Any, count: Any) -> int:
         gpu = self._gpu(device, mig_on=True)
         self._offer(gpu, profile_id)
-        those = [i for i in gpu.instances if i.profile_id == profile_id]
+        those = [i for i in gpu.instances if gpu.lists_all or i.profile_id == profile_id]
         assert len(handles) >= len(those), "NVML would write past the end of this array"
         for position, instance in enumerate(those):
             handles[position] = self._give((gpu, instance), pynvml.c_nvmlGpuInstance_t)
@@ -382,3 +391,25 @@ class Inline:
         if self.hang and self.hang in fn.__name__:
             raise TimeoutError(f"no answer within {deadline_s:g} s: {fn.__name__}")
         return fn()
+
+
+def cut(*instances: Instance, **more: Any) -> Gpu:
+    """A GPU in MIG mode with these instances."""
+    return Gpu("GPU-a", current=1, pending=1, instances=list(instances), **more)
+
+
+def whole_1g(start: int, gi_id: int | None = None) -> Instance:
+    """A 1g.5gb with its compute instance; its id is 7 + start where none is given."""
+    gi_id = 7 + start if gi_id is None else gi_id
+    return Instance(gi_id, 19, start, 1, [Compute(0, 0, f"MIG-{gi_id}-0")])
+
+
+def gpus_of(*gpus: Gpu) -> tuple[Scripted, NvmlGpus]:
+    """A library with these GPUs, and ours on it."""
+    library = Scripted(*gpus)
+    return library, NvmlGpus(library, Inline())
+
+
+def see(gpu: Gpu) -> SeenGpu:
+    """What one look shows of this GPU."""
+    return gpus_of(gpu)[1].look()[0]

@@ -77,6 +77,13 @@ def test_placements_refused_while_mig_is_off_mean_that_the_board_is_not_known_ye
     assert look(library)[0].board is None
 
 
+def test_placements_refused_with_mig_on_are_an_error_and_no_unknown_board():
+    library = Scripted(Gpu("GPU-a", current=1, pending=1))
+    library.always[PLACEMENTS] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    with pytest.raises(NotSupportedError):
+        look(library)
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -133,6 +140,16 @@ def test_a_mode_change_by_another_program_is_noticed_too():
     assert gpus.look()[0].board is None
     library.gpus[0].current = library.gpus[0].pending = 1
     assert gpus.look()[0].board is not None
+
+
+def test_a_mode_that_went_off_and_on_between_two_looks_is_not_taken_for_one_that_lasted():
+    library = Scripted(Gpu("GPU-a", current=1, pending=1))
+    gpus = NvmlGpus(library, Inline())
+    gpus.look()
+    gpus.perform(SetMode("GPU-a", False))
+    library.gpus[0].offers = (replace(A100[0], name="MIG 1g.6gb"), *A100[1:])
+    gpus.perform(SetMode("GPU-a", True))
+    assert gpus.look()[0].board.offers("1g.6gb")
 
 
 def test_a_new_driver_is_asked_for_its_own_names():

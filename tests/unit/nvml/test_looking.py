@@ -1,38 +1,18 @@
-"""What a look sees: instances with and without compute instances, holders, health, lost GPUs, and races with others."""
+"""What a look sees: instances with and without compute instances, lost GPUs, and races with other programs."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pynvml
 import pytest
-from unit.nvml.scripted import A100, Compute, Gpu, Inline, Instance, Offer, Scripted
+from unit.nvml.scripted import A100, Compute, Gpu, Instance, Offer, cut, gpus_of, see, whole_1g
 
 from migd.mig.geometry import GpuInstance
-from migd.mig.observed import Holder, MigMode
+from migd.mig.observed import MigMode
 from migd.mig.profiles import Placement
-from migd.nvml import GpuError, LostError, NoPermissionError, NvmlGpus
-
-ALL = 0xFFFFFFFF
-UNKNOWN = Holder(None)
-
-
-def cut(*instances, **more) -> Gpu:
-    return Gpu("GPU-a", current=1, pending=1, instances=list(instances), **more)
-
-
-def whole_1g(start, **ids) -> Instance:
-    gi_id = ids.get("gi_id", 7 + start)
-    return Instance(gi_id, 19, start, 1, [Compute(0, 0, f"MIG-{gi_id}-0")])
-
-
-def gpus_of(*gpus):
-    library = Scripted(*gpus)
-    return library, NvmlGpus(library, Inline())
-
-
-def see(gpu):
-    return gpus_of(gpu)[1].look()[0]
+from migd.nvml import GoneError, GpuError, LostError, NoPermissionError
 
 
 def test_a_gpu_is_described_in_our_units_and_texts():
@@ -111,118 +91,9 @@ def test_an_a30_that_counts_too_few_instances_still_shows_them_all(count):
     assert len(see(cut(*instances, offers=a30)).instances) == 4
 
 
-def test_processes_hold_the_instance_they_run_in_and_no_other():
-    gpu = cut(whole_1g(0), whole_1g(1), compute_processes=[(120, 8), (77, 8), (120, 8)])
-    idle, busy = see(gpu).instances
-    assert (idle.in_use, idle.holders) == (False, ())
-    assert (busy.in_use, busy.holders) == (True, (Holder(77), Holder(120)))
-    assert not see(gpu).in_use
-
-
-def test_graphics_processes_hold_as_well():
-    seen = see(cut(whole_1g(0), graphics_processes=[(5, 7)]))
-    assert seen.instances[0].holders == (Holder(5),)
-
-
-@pytest.mark.parametrize("gi_id", [ALL, 5])
-def test_processes_outside_every_instance_hold_the_gpu(gi_id):
-    seen = see(cut(whole_1g(0), compute_processes=[(9, gi_id)]))
-    assert (seen.in_use, seen.holders) == (True, (Holder(9),))
-    assert not seen.instances[0].in_use
-
-
-def test_processes_on_a_gpu_without_mig_hold_the_gpu():
-    seen = see(Gpu("GPU-a", compute_processes=[(9, ALL)]))
-    assert (seen.in_use, seen.holders) == (True, (Holder(9),))
-
-
-def test_a_process_that_has_no_pid_here_is_an_unknown_client():
-    seen = see(cut(whole_1g(0), compute_processes=[(0, 7), (4, 7)]))
-    assert seen.instances[0].holders == (Holder(4), UNKNOWN)
-
-
-@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_UNKNOWN, 3])
-def test_where_processes_cannot_be_listed_everything_counts_as_in_use(code):
-    library, gpus = gpus_of(cut(whole_1g(0), whole_1g(1)))
-    library.always["nvmlDeviceGetComputeRunningProcesses"] = code
-    seen = gpus.look()[0]
-    assert (seen.in_use, seen.holders) == (True, (UNKNOWN,))
-    assert [(s.in_use, s.holders) for s in seen.instances] == [(True, (UNKNOWN,))] * 2
-
-
-def test_a_refused_graphics_query_makes_everything_in_use_and_an_unsupported_one_nothing():
-    library, gpus = gpus_of(cut(whole_1g(0), compute_processes=[(3, 7)]))
-    library.fail["nvmlDeviceGetGraphicsRunningProcesses"] = [pynvml.NVML_ERROR_UNKNOWN, 3]
-    seen = gpus.look()[0]
-    assert (seen.instances[0].holders, seen.holders) == ((Holder(3), UNKNOWN), (UNKNOWN,))
-    seen = gpus.look()[0]
-    assert (seen.instances[0].holders, seen.holders) == ((Holder(3),), ())
-
-
-@pytest.mark.parametrize(
-    ("fields", "architecture", "resetless"),
-    [
-        ({184: 1}, pynvml.NVML_DEVICE_ARCH_AMPERE, True),
-        ({184: 0}, pynvml.NVML_DEVICE_ARCH_HOPPER, False),
-        ({}, pynvml.NVML_DEVICE_ARCH_AMPERE, False),
-        ({}, pynvml.NVML_DEVICE_ARCH_HOPPER, True),
-        ({}, pynvml.NVML_DEVICE_ARCH_BLACKWELL, True),
-        ({}, pynvml.NVML_DEVICE_ARCH_UNKNOWN, False),
-    ],
-)
-def test_resetless_is_what_the_driver_says_and_else_follows_the_architecture(fields, architecture, resetless):
-    assert see(Gpu("GPU-a", fields=fields, architecture=architecture)).resetless is resetless
-
-
-@pytest.mark.parametrize(
-    ("action", "words"),
-    [
-        (0, ""),
-        (1, "a GPU reset"),
-        (2, "reboot of the node"),
-        (3, "peer-to-peer"),
-        (4, "drained"),
-        (5, "IMEX"),
-        (6, "bus"),
-        (7, "whole system"),
-        (8, "recovery action 8"),
-    ],
-)
-def test_the_recovery_action_is_said_in_words(action, words):
-    trouble = see(cut(whole_1g(0), fields={230: action})).trouble
-    assert (words in trouble) if words else (trouble == "")
-
-
-@pytest.mark.parametrize(
-    ("rows", "words"), [((0, 0, 1, 0), "pending"), ((0, 0, 1, 1), "has failed"), ((4, 2, 0, 0), "")]
-)
-def test_remapped_rows_are_remembered_over_the_first_instance(rows, words):
-    library, gpus = gpus_of(cut(rows=rows))
-    before = gpus.look()[0].trouble
-    assert (words in before) if words else (before == "")
-    asked = library.calls("nvmlDeviceGetRemappedRows")
-    library.gpus[0].instances.append(whole_1g(0))
-    assert gpus.look()[0].trouble == before
-    assert library.calls("nvmlDeviceGetRemappedRows") == asked
-
-
-def test_remapped_rows_are_forgotten_once_the_driver_says_all_is_well():
-    library, gpus = gpus_of(Gpu("GPU-a", rows=(0, 0, 1, 0)))
-    assert gpus.look()[0].trouble
-    library.gpus[0].rows = (0, 1, 0, 0)
-    assert gpus.look()[0].trouble == ""
-
-
-def test_both_troubles_are_told():
-    trouble = see(Gpu("GPU-a", rows=(0, 0, 0, 1), fields={230: 1})).trouble
-    assert "a GPU reset" in trouble
-    assert "replaced" in trouble
-
-
-def test_a_gpu_too_old_for_row_remapping_is_not_in_trouble():
-    library, gpus = gpus_of(Gpu("GPU-a"))
-    library.always["nvmlDeviceGetRemappedRows"] = pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert gpus.look()[0].trouble == ""
+def test_an_instance_counts_once_and_under_its_own_profile_whatever_list_it_is_in():
+    seen = see(cut(Instance(7, 20, 0, 1), Instance(8, 19, 1, 1), lists_all=True))
+    assert [(s.instance.profile, s.gi_id) for s in seen.instances] == [("1g.5gb+me", 7), ("1g.5gb", 8)]
 
 
 def test_memory_that_may_not_be_read_is_zero_and_not_an_error():
@@ -267,6 +138,36 @@ def test_a_gpu_that_a_new_session_no_longer_counts_is_lost():
         ("GPU-c", 1, False),
         ("GPU-b", 1, True),
     ]
+
+
+def test_a_gpu_renumbered_and_then_lost_is_one_lost_gpu_at_its_new_index():
+    library, gpus = gpus_of(Gpu("GPU-a"), Gpu("GPU-b"))
+    gpus.look()
+    library.gpus.reverse()
+    library.gpus[1].lost = True
+    assert [(g.uuid, g.index, g.lost) for g in gpus.look()] == [("GPU-b", 0, False), ("GPU-a", 1, True)]
+
+
+def test_lost_gpus_that_cannot_be_told_apart_are_all_reported_without_a_guess():
+    library, gpus = gpus_of(Gpu("GPU-a"), Gpu("GPU-b"), Gpu("GPU-c"), Gpu("GPU-d"))
+    gpus.look()
+    library.gpus = [library.gpus[2], library.gpus[3], Gpu("GPU-a", lost=True), Gpu("GPU-b", lost=True)]
+    assert [(g.uuid, g.index) for g in gpus.look() if g.lost] == [
+        ("GPU-a", 0),
+        ("GPU-b", 1),
+        ("lost:2", 2),
+        ("lost:3", 3),
+    ]
+
+
+def test_a_lost_gpu_has_the_index_it_had_last():
+    library, gpus = gpus_of(Gpu("GPU-a"), Gpu("GPU-b"))
+    gpus.look()
+    library.gpus.reverse()
+    gpus.look()
+    gpus.close()
+    del library.gpus[1]
+    assert [(g.uuid, g.index) for g in gpus.look()] == [("GPU-b", 0), ("GPU-a", 1)]
 
 
 def test_a_lost_gpu_that_comes_back_is_well_again():
@@ -331,6 +232,22 @@ def test_an_instance_that_exists_is_never_left_out_for_an_odd_answer():
     library.always["nvmlGpuInstanceGetComputeInstances"] = pynvml.NVML_ERROR_INVALID_ARGUMENT
     with pytest.raises(GpuError):
         gpus.look()
+
+
+def test_a_compute_profile_list_that_fails_at_once_is_not_taken_for_an_empty_one():
+    library, gpus = gpus_of(cut(whole_1g(0)))
+    library.fail["nvmlGpuInstanceGetComputeInstanceProfileInfo"] = [2, 2]
+    with pytest.raises(GoneError):
+        gpus.look()
+    assert gpus.look()[0].instances[0].whole
+
+
+def test_what_was_remembered_of_a_gpu_that_changed_under_a_look_is_read_again():
+    library, gpus = gpus_of(cut(whole_1g(0)))
+    gpus.look()
+    library.gpus[0].offers = tuple(replace(o, name=o.name.replace("5gb", "6gb")) for o in A100)
+    library.fail["nvmlDeviceGetGpuInstances"] = [pynvml.NVML_ERROR_INVALID_ARGUMENT]
+    assert gpus.look()[0].instances[0].instance.profile == "1g.6gb"
 
 
 def test_handles_that_end_during_a_look_are_acquired_again():

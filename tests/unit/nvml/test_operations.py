@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pynvml
 import pytest
 from unit.nvml.scripted import A100, Compute, Gpu, Inline, Instance, Offer, Scripted
@@ -102,6 +104,23 @@ def test_another_profile_at_the_same_start_is_not_it():
     gpus.perform(DestroyGpuInstance(UUID, ONE))
     assert DESTROY_GI not in library.log
     assert len(library.gpus[0].instances) == 1
+
+
+def test_another_profile_at_the_same_place_is_not_it_either():
+    library, gpus = node(Instance(7, 20, 2, 1), lists_all=True)
+    gpus.perform(DestroyGpuInstance(UUID, ONE))
+    assert len(library.gpus[0].instances) == 1
+
+
+def test_compute_profiles_are_read_again_after_another_program_changed_the_mode():
+    library, gpus = node(three())
+    gpus.look()
+    gpu = library.gpus[0]
+    gpu.current = 0
+    gpus.look()
+    gpu.current, gpu.offers = 1, (replace(A100[3], compute=((7, 3),)),)
+    gpus.perform(CreateComputeInstance(UUID, THREE))
+    assert gpu.instances[0].inside[0].profile_id == 7
 
 
 def test_destroying_twice_succeeds_twice():

@@ -164,11 +164,27 @@ def test_after_a_hang_nothing_that_was_remembered_of_the_mode_is_trusted():
     library, gpus = node(caller)
     gpus.look()
     read = library.calls("nvmlDeviceGetGpuInstanceProfileInfo")
-    caller.hang = "switch MIG"
+    caller.hang = "nvmlDeviceCreateGpuInstanceWithPlacement"
     with pytest.raises(HungError):
-        gpus.perform(SetMode(UUID, False))
+        gpus.perform(CreateGpuInstance(UUID, THREE))
     gpus.look()
     assert library.calls("nvmlDeviceGetGpuInstanceProfileInfo") == 2 * read
+
+
+def test_whatever_calls_nvml_has_its_turn_to_itself():
+    taken = []
+
+    class Watching(Inline):
+        def run(self, fn, deadline_s):
+            taken.append(gpus._turn.locked())
+            return super().run(fn, deadline_s)
+
+    _, gpus = node(Watching())
+    for use in (gpus.look, gpus.driver_version, lambda: gpus.perform(CreateGpuInstance(UUID, THREE)), gpus.close):
+        taken.clear()
+        use()
+        assert taken
+        assert all(taken)
 
 
 def test_a_call_that_truly_hangs_is_named_and_all_waits_for_it_to_return():
