@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 from boards import board_of
@@ -37,21 +39,32 @@ class Judge:
         """The twin's bits of the planner's instances; KeyError for one that the board cannot hold."""
         return sum(self._bit[instance] for instance in instances)
 
-    def busy_parts(self, part: int = 0, parts: int = 1) -> list[tuple[int, list[int]]]:
-        """Each set that may be busy with all sets that hold it; the part-th of so many even shares.
+    @cached_property
+    def _by_busy(self) -> list[tuple[int, list[int]]]:
+        """Each set that may be busy with all sets that hold it, costly ones first."""
+        every = [(busy, self.twin.around(busy)) for busy in self.twin.sets]
+        return sorted(every, key=lambda pair: -len(pair[1]))
 
-        Costly ones are dealt out first, back and forth, so that the shares take about as long.
+    def share(self, part: int, parts: int) -> list[tuple[int, list[int]]]:
+        """Each set that may be busy with all sets that hold it: the part-th of so many shares.
+
+        Dealt out back and forth, costly ones first, so that the shares take about as long.
         """
-        every = sorted(((busy, self.twin.around(busy)) for busy in self.twin.sets), key=lambda pair: -len(pair[1]))
-        return [one for k, one in enumerate(every) if part in (k % (2 * parts), 2 * parts - 1 - k % (2 * parts))]
+        there_and_back = (part, 2 * parts - 1 - part)
+        return [one for k, one in enumerate(self._by_busy) if k % (2 * parts) in there_and_back]
 
-    def check_all(self, part: int, parts: int) -> int:
-        """Check each state of this share against every demand; gives how many answers were compared."""
+    def check_share(self, part: int, parts: int, one_in: int = 1) -> int:
+        """Check the states of a share against every wish, or one in so many; gives how many answers were compared.
+
+        What is sampled is what is in use together with the wish; then all states with just that in use are checked.
+        """
+        dice = random.Random(f"{part} of {parts}")
         compared = 0
-        for busy, states in self.busy_parts(part, parts):
+        for busy, states in self.share(part, parts):
             for wish in self.demands:
-                self.check(busy, states, wish)
-                compared += len(states)
+                if one_in == 1 or dice.randrange(one_in) == 0:
+                    self.check(busy, states, wish)
+                    compared += len(states)
         return compared
 
     def check(self, busy: int, states: Iterable[int], wish: Wish) -> None:

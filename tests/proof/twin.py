@@ -152,9 +152,7 @@ class Twin:
 
     def orders(self) -> int:
         """In how many distinct orders the profiles of some feasible multiset can be asked for."""
-        return sum(
-            factorial(sum(n for _, n in wish)) // prod(factorial(n) for _, n in wish) for wish in self.by_wish
-        )
+        return sum(factorial(sum(n for _, n in wish)) // prod(factorial(n) for _, n in wish) for wish in self.by_wish)
 
     def maximal_sets(self) -> int:
         """Sets to which nothing can be added."""
