@@ -125,7 +125,7 @@ def _in_use(board: Board, held: int, unlisted: Geometry, wanted: Counts) -> Refu
     fits = f" Nearest that fits around what is in use: {_options(nearest)}." if nearest and not unlisted else ""
     return Refusal(
         "InUse",
-        f"{say(wanted)} needs the place of {', '.join(map(str, blockers))}, in use.{fits}",
+        f"{_must_go(blockers)} before this GPU can be {f'cut into {say(wanted)}' if wanted else 'emptied'}.{fits}",
         left_over,
         nearest if not unlisted else (),
         blockers,
@@ -162,6 +162,11 @@ def _width(table: Table, bits: int) -> int:
 def say(counts: Counts) -> str:
     """Counts as a person writes them: "2×3g.40gb + 1g.10gb"; "nothing" for none."""
     return " + ".join(name if number == 1 else f"{number}×{name}" for name, number in counts) or "nothing"
+
+
+def _must_go(blockers: tuple[GpuInstance, ...]) -> str:
+    names = ", ".join(map(str, blockers))
+    return f"{names} is in use and has to go" if len(blockers) == 1 else f"{names} are in use and have to go"
 
 
 def _options(nearest: Iterable[Counts]) -> str:
