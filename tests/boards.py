@@ -53,18 +53,15 @@ def board(key: str, without: tuple[str, ...] = ()) -> Board:
 
 
 def at(board: Board, text: str) -> Geometry:
-    """A geometry in short: "3g@4 1g@2" takes "3g" as the first profile by name that begins so and can start at 4.
+    """A geometry in short: "3g@4 1g@2", or with whole names; "3g" is the narrowest plain profile that begins so.
 
-    A whole name is taken as it is, also where the board cannot place it so: then with the profile's width.
+    A whole name is taken with its profile's width, also where the board has no such place.
     """
     return frozenset(_instance(board, *item.split("@")) for item in text.split())
 
 
 def _instance(board: Board, name: str, start: str) -> GpuInstance:
-    if board.offers(name):
-        return GpuInstance(name, Placement(int(start), board.profile(name).memory_slices))
-    for profile in board.profiles:
-        for place in profile.placements:
-            if profile.name.startswith(name + ".") and place.start == int(start) and not profile.attributes:
-                return GpuInstance(profile.name, place)
-    raise ValueError(f"{name}@{start} is no place of this board")
+    if not board.offers(name):
+        plain = [p for p in board.profiles if p.name.startswith(name + ".") and not p.attributes]
+        name = min(plain, key=lambda p: (p.memory_slices, p.name)).name
+    return GpuInstance(name, Placement(int(start), board.profile(name).memory_slices))
