@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from migd.mig.boards import Board
-from migd.mig.geometry import Counts, Geometry, GpuInstance, by_start
+from migd.mig.geometry import Counts, Geometry, GpuInstance, by_start, counts
 from migd.mig.table import PlacementSet, Table, table_of
 
 NEAREST_MAX: Final = 3
@@ -62,6 +62,7 @@ def transition(board: Board, current: Geometry, busy: Geometry, wanted: Counts) 
         if not board.offers(name):
             raise ValueError(f"{name} is not a profile of this board")
     assert busy <= current, "what is busy must exist"
+    assert wanted == counts(dict(wanted)), "Counts are ascending by name, each name once and above 0"
     table = table_of(board)
     candidates = table.with_counts(wanted)
     if not candidates:
