@@ -28,7 +28,9 @@ def test_a_count_above_what_fits_does_not_enlarge_the_pool() -> None:
 
 
 def test_a_profile_without_places_takes_no_part_in_the_pool() -> None:
-    listed = rows("a30") | {"9g.99gb": {**rows("a30")["4g.24gb"], "profile_id": 9, "engines": [9] * 5, "placements": []}}
+    listed = rows("a30") | {
+        "9g.99gb": {**rows("a30")["4g.24gb"], "profile_id": 9, "engines": [9] * 5, "placements": []}
+    }
     assert board_of(listed).engine_pool == board("a30").engine_pool
 
 
