@@ -30,6 +30,7 @@ class Judge:
         self._geometries = {bits: self._geometry(bits) for bits in self.twin.sets}
         self._wishes = {bits: self.twin.wish(bits) for bits in self.twin.sets}
         self._around: dict[int, set[Wish]] = {}
+        self._spans: dict[int, int] = {}
         self._width = {name: row["placements"][0][1] for name, row in rows.items()}
 
     def _geometry(self, bits: int) -> Geometry:
@@ -107,6 +108,8 @@ class Judge:
         fewest = min(((busy & ~bits).bit_count() for bits in ever), default=0)
         assert blocked_by.bit_count() == fewest, self._say(case, f"{fewest} would have to go, not {refusal.blocked_by}")
         if ever:
+            least = min(self._span(busy & ~bits) for bits in ever if (busy & ~bits).bit_count() == fewest)
+            assert self._span(blocked_by) == least, self._say(case, "narrower ones would do")
             rest = busy & ~blocked_by
             assert any(rest & ~bits == 0 for bits in ever), self._say(case, "their going would not make room")
         self._judge_room(refusal, case)
@@ -128,6 +131,12 @@ class Judge:
         apart = [self._apart(asked, dict(fits)) for fits in reachable if fits]
         offered = [self._apart(asked, dict(fits)) for fits in refusal.nearest]
         assert offered == sorted(apart)[:3], self._say(case, "something nearer would fit")
+
+    def _span(self, bits: int) -> int:
+        """How many memory slices a set takes."""
+        if bits not in self._spans:
+            self._spans[bits] = len(self.twin.slices(bits))
+        return self._spans[bits]
 
     def _apart(self, one: dict[str, int], other: dict[str, int]) -> int:
         return sum(wide * abs(one.get(n, 0) - other.get(n, 0)) for n, wide in self._width.items())

@@ -65,7 +65,7 @@ class Twin:
     def _fits_alone(self, row: Mapping[str, Any]) -> int:
         spots = [("", start, size) for start, size in row["placements"]]
         most = max(n for n in range(len(spots) + 1) if any(not overlapping(c) for c in combinations(spots, n)))
-        return min(most, row["count"])
+        return min(most, int(row["count"]))
 
     def lawful(self, found: tuple[Place, ...]) -> bool:
         """Whether these places can exist together on one GPU."""

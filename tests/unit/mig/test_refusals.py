@@ -72,7 +72,9 @@ def test_idle_instances_are_not_in_the_way() -> None:
 
 def test_the_narrowest_of_equally_many_is_named() -> None:
     """Each is in the way of 3g in its half, and the other may stay."""
-    assert in_use("1g@3 2g@4", {"1g.5gb": 1, "2g.10gb": 1, "3g.20gb": 1}).blocked_by == by_start(at(BASIC, "1g@3"))
+    wanted = {"1g.5gb": 1, "2g.10gb": 1, "3g.20gb": 1}
+    assert in_use("1g@3 2g@4", wanted).blocked_by == by_start(at(BASIC, "1g@3"))
+    assert in_use("2g@2 1g@6", wanted).blocked_by == by_start(at(BASIC, "1g@6"))
 
 
 def test_an_instance_that_must_only_go_is_not_said_to_be_in_the_way_of_another() -> None:

@@ -8,6 +8,7 @@ from boards import DOUBLE, ME, at, board, board_of, listings, rows
 from migd.mig.boards import Board
 from migd.mig.geometry import EMPTY, GpuInstance, by_start, counts
 from migd.mig.profiles import Placement, match_name, nearest_names
+from migd.mig.table import table_of
 from migd.mig.transition import Refusal, Transition, fit, transition
 
 A100 = board("a100-40gb")
@@ -131,6 +132,28 @@ def test_only_the_idle_instances_that_must_go_are_destroyed() -> None:
     assert found.keep == by_start(at(BASIC, "3g@0 1g@6"))
     assert found.destroy == by_start(at(BASIC, "1g@4 1g@5"))
     assert found.create == by_start(at(BASIC, "2g@4"))
+
+
+def test_the_worked_example_of_the_docs() -> None:
+    """docs/planning.md: what stays decides first, then what is destroyed, then V and Phi."""
+    table = table_of(BASIC)
+    wanted = counts({"1g.5gb": 2, "2g.10gb": 1})
+    there, held = at(BASIC, "2g@0 1g@3 3g@4"), at(BASIC, "1g@3")
+    ways = [(table.geometry(found.bits), found) for found in table.with_counts(wanted)]
+    around = {(target - held): (len(there - target), s.value, s.openness) for target, s in ways if held <= target}
+    assert len(ways) == 30
+    assert around == {
+        at(BASIC, "2g@0 1g@2"): (1, 8, 9),
+        at(BASIC, "2g@0 1g@6"): (1, 7, 5),
+        at(BASIC, "2g@0 1g@4"): (1, 4, 3),
+        at(BASIC, "2g@0 1g@5"): (1, 4, 3),
+        at(BASIC, "2g@4 1g@2"): (2, 7, 5),
+        at(BASIC, "2g@4 1g@6"): (2, 7, 5),
+        at(BASIC, "2g@4 1g@0"): (2, 4, 3),
+        at(BASIC, "2g@4 1g@1"): (2, 4, 3),
+    }
+    found = way(BASIC, "2g@0 1g@3 3g@4", "1g@3", dict(wanted))
+    assert (found.destroy, found.create) == (by_start(at(BASIC, "3g@4")), by_start(at(BASIC, "1g@2")))
 
 
 def test_emptying_destroys_all_that_is_idle() -> None:
