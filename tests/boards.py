@@ -18,6 +18,16 @@ ME = ("1_SLICE_REV1", "2_SLICE_REV1")
 DOUBLE = ("1_SLICE_REV2",)
 """The 1g profile with twice the memory of an 8-slice board."""
 
+VARIANTS = {
+    "basic": ("a100-40gb", ME + DOUBLE),
+    "double": ("a100-40gb", ME),
+    "media": ("a100-40gb", ()),
+    "a30": ("a30", ME),
+    "a30-media": ("a30", ()),
+    "twelve": ("rtx-pro-6000-blackwell", ()),
+}
+"""The boards of the proof and of docs/planning.md: name in tests -> arguments of `rows` and `board`."""
+
 
 @lru_cache(maxsize=1)
 def listings() -> dict[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pytest
-from boards import DOUBLE, ME, board_of, listings, rows
+from boards import DOUBLE, ME, VARIANTS, board_of, listings, rows
 from proof.twin import Twin
 
 from migd.mig.boards import Board
@@ -39,21 +39,12 @@ FIGURES = {
     "twelve": Figures(30, 717, 302, 115, 64, 6_417, 462, 462, 1_249),
 }
 
-BOARDS = {
-    "basic": ("a100-40gb", ME + DOUBLE),
-    "double": ("a100-40gb", ME),
-    "media": ("a100-40gb", ()),
-    "a30": ("a30", ME),
-    "a30-media": ("a30", ()),
-    "twelve": ("rtx-pro-6000-blackwell", ()),
-}
-
 EIGHT_SLICES = ("a100-40gb", "a100-80gb", "h100-sxm-80gb", "h100-pcie-80gb", "h100-nvl-94gb", "gh200-96gb", "h200")
 
 
 @lru_cache(maxsize=8)
 def twin_of(name: str) -> Twin:
-    return Twin(rows(*BOARDS[name]))
+    return Twin(rows(*VARIANTS[name]))
 
 
 def without_engines(listed: Mapping[str, Mapping[str, Any]]) -> Board:
@@ -68,9 +59,9 @@ def sets_of(table: Table) -> set[frozenset[tuple[str, int, int]]]:
     return {frozenset(map(place, table.geometry(found.bits))) for found in table.sets}
 
 
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_the_twin_counts_the_published_figures(name: str) -> None:
-    twin, unlimited = twin_of(name), Twin(rows(*BOARDS[name]), pooled=False)
+    twin, unlimited = twin_of(name), Twin(rows(*VARIANTS[name]), pooled=False)
     assert FIGURES[name] == Figures(
         len(twin.places),
         len(twin.sets),
@@ -84,9 +75,9 @@ def test_the_twin_counts_the_published_figures(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_the_planners_table_counts_the_published_figures(name: str) -> None:
-    table, expected = table_of(board_of(rows(*BOARDS[name]))), FIGURES[name]
+    table, expected = table_of(board_of(rows(*VARIANTS[name]))), FIGURES[name]
     every = [found.bits for found in table.sets]
     wishes = [dict(counts) for counts in table.multisets()]
     empty = table.find(0)
@@ -102,12 +93,12 @@ def test_the_planners_table_counts_the_published_figures(name: str) -> None:
     ) == (expected.maximal_wishes)
     assert sum(2 ** bits.bit_count() for bits in every) == expected.states
     assert empty.value == expected.orders_served
-    assert len(table_of(without_engines(rows(*BOARDS[name]))).sets) == expected.sets_without_pool
+    assert len(table_of(without_engines(rows(*VARIANTS[name]))).sets) == expected.sets_without_pool
 
 
-@pytest.mark.parametrize("name", BOARDS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_every_set_of_the_table_is_what_the_twin_says_of_it(name: str) -> None:
-    twin, table = twin_of(name), table_of(board_of(rows(*BOARDS[name])))
+    twin, table = twin_of(name), table_of(board_of(rows(*VARIANTS[name])))
     for found in table.sets:
         bits = sum(twin.bit[place(i)] for i in table.geometry(found.bits))
         assert bits in set(twin.by_wish[found.counts])
@@ -141,7 +132,7 @@ def test_the_first_small_instance_goes_where_it_costs_least() -> None:
 
 
 def best_first_starts(name: str, profile: str) -> set[int]:
-    table = table_of(board_of(rows(*BOARDS[name])))
+    table = table_of(board_of(rows(*VARIANTS[name])))
     sets = table.with_counts(((profile, 1),))
     return {found.starts[0] for found in sets if found.value == sets[0].value}
 
