@@ -32,10 +32,11 @@ def fragmentation(board: Board, geometry: Geometry) -> float:
     """F, from 0 (as open as any layout with so many free slices can be) to 1 (nothing fits where something could).
 
     F = 1 - Phi(occupied) / Phi(best mask with as many free slices), over the masks this board can really have.
+    Instances that the board does not list can leave a mask more open than any of those; that is 0 as well.
     """
     mask = occupied(geometry)
     best = _best_openness(board).get(mask.bit_count(), 0)
-    return 1 - openness(board, mask) / best if best else 0.0
+    return max(0.0, 1 - openness(board, mask) / best) if best else 0.0
 
 
 @lru_cache(maxsize=64)

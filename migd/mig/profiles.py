@@ -68,7 +68,8 @@ class ProfileName:
     compute_part: int | None = None
 
     _PATTERN = re.compile(
-        r"(?:(?P<c>[1-9]\d{0,2})c\.)?(?P<g>[1-9]\d{0,2})g\.(?P<gb>\d{1,5})gb(?P<attributes>(?:[+-][a-z][a-z.]*)*)"
+        r"(?:(?P<c>[1-9]\d{0,2})c\.)?(?P<g>[1-9]\d{0,2})g\.(?P<gb>\d{1,5})gb(?P<attributes>(?:[+-][a-z][a-z.]*)*)",
+        re.ASCII,  # else \d takes other scripts' digits, which no driver writes
     )
 
     @classmethod

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from migd.mig.boards import Board
-from migd.mig.geometry import Counts, Geometry, GpuInstance, by_start
+from migd.mig.geometry import Counts, Geometry, GpuInstance, by_start, counts
 from migd.mig.table import PlacementSet, Table, table_of
 
 NEAREST_MAX: Final = 3
@@ -62,6 +62,7 @@ def transition(board: Board, current: Geometry, busy: Geometry, wanted: Counts) 
         if not board.offers(name):
             raise ValueError(f"{name} is not a profile of this board")
     assert busy <= current, "what is busy must exist"
+    assert wanted == counts(dict(wanted)), "Counts are ascending by name, each name once and above 0"
     table = table_of(board)
     candidates = table.with_counts(wanted)
     if not candidates:
@@ -125,7 +126,7 @@ def _in_use(board: Board, held: int, unlisted: Geometry, wanted: Counts) -> Refu
     fits = f" Nearest that fits around what is in use: {_options(nearest)}." if nearest and not unlisted else ""
     return Refusal(
         "InUse",
-        f"{say(wanted)} needs the place of {', '.join(map(str, blockers))}, in use.{fits}",
+        f"{_must_go(blockers)} before this GPU can be {f'cut into {say(wanted)}' if wanted else 'emptied'}.{fits}",
         left_over,
         nearest if not unlisted else (),
         blockers,
@@ -162,6 +163,11 @@ def _width(table: Table, bits: int) -> int:
 def say(counts: Counts) -> str:
     """Counts as a person writes them: "2×3g.40gb + 1g.10gb"; "nothing" for none."""
     return " + ".join(name if number == 1 else f"{number}×{name}" for name, number in counts) or "nothing"
+
+
+def _must_go(blockers: tuple[GpuInstance, ...]) -> str:
+    names = ", ".join(map(str, blockers))
+    return f"{names} is in use and has to go" if len(blockers) == 1 else f"{names} are in use and have to go"
 
 
 def _options(nearest: Iterable[Counts]) -> str:
