@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, get_args
 
 import pytest
-from worlds import MemoryStore, World, orphans, serials
+from worlds import World, orphans, serials
 
 from migd.agent.deciding import Pause
 from migd.agent.running import Progress, look, run
@@ -108,6 +108,7 @@ def prepared(story: Story, host: SimHost, world: World) -> None:
     for gpu, start in story.held:
         host.start_process(gpu, start)
     host.switch("vm", story.vm)
+    world.end()
 
 
 def order_of(text: str, world: World):  # type: ignore[no-untyped-def]
@@ -185,8 +186,9 @@ def migd(*arguments: str) -> int:
 def checked(path: Path, story: Story, held: dict[tuple[str, int], tuple[int, ...]], layouts: set[str]) -> None:
     """The machine and its record at rest: nothing in use touched, nothing half made, one of these layouts."""
     host = SimHost.open(path)
-    store = MemoryStore()
-    seen = World(host, store).seen()
+    world = World(host)
+    seen = world.seen()
+    world.end()
     assert held.items() <= serials(host).items()
     assert orphans(seen) == []
     assert {" | ".join(str(gpu.layout) for gpu in seen)} <= layouts

@@ -43,9 +43,13 @@ class World:
     store: MemoryStore = field(default_factory=MemoryStore)
     lives: int = 0
 
-    def machine(self) -> Machine:
-        """A new process of the agent's: memory is lost, the kernel has closed what the one before had open."""
+    def end(self) -> None:
+        """The present process ends: the kernel closes what it had open."""
         self.host.close_sessions(PIDS_FROM + self.lives)
+
+    def machine(self) -> Machine:
+        """A new process of the agent's: memory is lost, and the one before has ended."""
+        self.end()
         self.lives += 1
         return simulated(self.host, self.store, PIDS_FROM + self.lives)
 
