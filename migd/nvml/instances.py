@@ -61,18 +61,31 @@ class Instances:
         self._walked: dict[tuple[int, int], str] | None = None
 
     def all(self) -> tuple[SeenInstance, ...]:
-        """Every GPU instance, with or without compute instances, in order of start; holders are not looked up."""
+        """Every GPU instance, with or without compute instances, in order of start; holders are not looked up.
+
+        GoneError where one vanishes while it is read: the caller reads the GPU again. It is not left out, because one
+        wrong answer would make its place look free.
+        """
         found: dict[int, Found] = {}
         for profile in self._board.profiles:
-            for instance in self._of_profile(profile):
+            for handle in self._handles(profile):
+                instance = self._found(handle, profile)
                 found.setdefault(instance.gi_id, instance)
-        seen = [s for s in map(self._seen, found.values()) if s is not None]
-        return tuple(sorted(seen, key=lambda s: (s.instance.placement, s.gi_id)))
+        return tuple(sorted(map(self._seen, found.values()), key=lambda s: (s.instance.placement, s.gi_id)))
 
     def find(self, wanted: GpuInstance) -> Found | None:
         """The GPU instance of this profile at this place, or None where there is none; the board must offer it."""
-        of_profile = self._of_profile(self._board.profile(wanted.profile))
-        return next((f for f in of_profile if GpuInstance(f.profile.name, f.placement) == wanted), None)
+        profile = self._board.profile(wanted.profile)
+        for handle in self._handles(profile):
+            try:
+                found = self._found(handle, profile)
+            except GpuError as error:
+                if not is_gone(error):
+                    raise
+                continue  # destroyed by another program since it was listed
+            if GpuInstance(found.profile.name, found.placement) == wanted:
+                return found
+        return None
 
     def compute_instances(self, found: Found) -> Iterator[tuple[Handle, ComputeProfile]]:
         """The handles of the compute instances in one GPU instance, by compute profile."""
@@ -101,21 +114,19 @@ class Instances:
         call = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
         raise NotSupportedError(call, self._uuid, pynvml.NVML_ERROR_NOT_SUPPORTED, hint)
 
-    def _of_profile(self, profile: Profile) -> Iterator[Found]:
+    def _handles(self, profile: Profile) -> Iterator[Handle]:
         # The driver writes as many as there are and checks no size. The A30 has reported too small an instanceCount.
         room = max(profile.instance_count_max, len(profile.placements), INSTANCES_MAX)
         count = c_uint(0)
         handles = (pynvml.c_nvmlGpuInstance_t * room)()
         self._calls("nvmlDeviceGetGpuInstances", self._uuid, self._device, profile.profile_id, handles, byref(count))
         for position in range(min(count.value, room)):
-            try:
-                info = self._calls("nvmlGpuInstanceGetInfo", self._uuid, handles[position])
-            except GpuError as error:
-                if not is_gone(error):
-                    raise
-                continue  # destroyed by another program since it was listed
-            its_profile = self._board.by_id(info.profileId) or profile
-            yield Found(handles[position], info.id, its_profile, Placement(info.placement.start, info.placement.size))
+            yield handles[position]
+
+    def _found(self, handle: Handle, profile: Profile) -> Found:
+        info = self._calls("nvmlGpuInstanceGetInfo", self._uuid, handle)
+        its_profile = self._board.by_id(info.profileId) or profile
+        return Found(handle, info.id, its_profile, Placement(info.placement.start, info.placement.size))
 
     def _read_compute_profiles(self, gpu_instance: Handle) -> Iterator[ComputeProfile]:
         call = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
@@ -133,33 +144,14 @@ class Instances:
             else:
                 yield ComputeProfile(info.id, info.sliceCount)
 
-    def _seen(self, found: Found) -> SeenInstance | None:
-        """One GPU instance as a value; None where it vanished while it was read."""
-        try:
-            inside = [self._seen_compute(found, handle, profile) for handle, profile in self.compute_instances(found)]
-        except GpuError as error:
-            if not is_gone(error) or self._exists(found):
-                raise  # never leave out an instance that is there: its place would look free
-            return None
-        present = sorted((c for c in inside if c is not None), key=lambda c: c.ci_id)
+    def _seen(self, found: Found) -> SeenInstance:
+        """One GPU instance as a value."""
+        inside = [self._seen_compute(found, handle, profile) for handle, profile in self.compute_instances(found)]
+        present = sorted(inside, key=lambda c: c.ci_id)
         return SeenInstance(GpuInstance(found.profile.name, found.placement), found.gi_id, tuple(present))
 
-    def _exists(self, found: Found) -> bool:
-        try:
-            self._calls("nvmlGpuInstanceGetInfo", self._uuid, found.handle)
-        except GpuError as error:
-            if not is_gone(error):
-                raise
-            return False
-        return True
-
-    def _seen_compute(self, found: Found, handle: Handle, profile: ComputeProfile) -> SeenComputeInstance | None:
-        try:
-            info = self._calls("nvmlComputeInstanceGetInfo", self._uuid, handle)
-        except GpuError as error:
-            if is_gone(error):
-                return None
-            raise
+    def _seen_compute(self, found: Found, handle: Handle, profile: ComputeProfile) -> SeenComputeInstance:
+        info = self._calls("nvmlComputeInstanceGetInfo", self._uuid, handle)
         whole = profile.compute_slices == found.profile.compute_slices
         return SeenComputeInstance(info.id, whole, self._mig_uuid(found.gi_id, info))
 

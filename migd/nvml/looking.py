@@ -124,12 +124,15 @@ class Looking:
 
     def _read(self, index: int) -> SeenGpu | None:
         """The GPU of this index; None where it is lost and cannot even say its UUID."""
-        try:
-            return self._read_whole(index)
-        except (GoneError, NotSupportedError) as error:
-            # Another program changed the mode, which ends handles while they are read: once more, from the start.
-            self.forget(error.gpu_uuid)
-            return self._read_whole(index)
+        for attempt in range(1, _TRIES + 1):
+            try:
+                return self._read_whole(index)
+            except (GoneError, NotSupportedError) as error:
+                # Another program changed the mode or an instance, which ends handles while they are read: once more.
+                self.forget(error.gpu_uuid)
+                if attempt == _TRIES:
+                    raise
+        raise AssertionError("the loop returns or raises")
 
     def _read_whole(self, index: int) -> SeenGpu | None:
         uuid = ""

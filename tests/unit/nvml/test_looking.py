@@ -236,7 +236,7 @@ def test_an_instance_that_exists_is_never_left_out_for_an_odd_answer():
 
 def test_a_compute_profile_list_that_fails_at_once_is_not_taken_for_an_empty_one():
     library, gpus = gpus_of(cut(whole_1g(0)))
-    library.fail["nvmlGpuInstanceGetComputeInstanceProfileInfo"] = [2, 2]
+    library.fail["nvmlGpuInstanceGetComputeInstanceProfileInfo"] = [2, 2, 2]
     with pytest.raises(GoneError):
         gpus.look()
     assert gpus.look()[0].instances[0].whole
