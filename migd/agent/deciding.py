@@ -152,10 +152,11 @@ def _rebooted(gpu: GpuRecord) -> GpuRecord:
 
 def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | None]:
     """Judge every GPU first; open transactions only when not one is refused or blocked."""
+    parked = {u: o for u in record.open if (o := _parked(record.gpu(u), order)) is not None and u in order.goals}
     record = _without_parked(record, seen, order)
     plans = order.plans(seen.gpus, record.owned)
     refused = {u: Outcome("Failed", _cause(p.refused)) for u, p in plans.items() if p.refused}
-    stuck = {u: o for u in plans if (o := _awaiting(record.gpu(u), seen, u, order)) is not None}
+    stuck = parked or {u: o for u in plans if (o := _awaiting(record.gpu(u), seen, u, order)) is not None}
     blocked = {u: Outcome("Blocked", _cause(p.blocked)) for u, p in plans.items() if p.blocked is not None}
     if not refused and not stuck and blocked:
         waits = all(outcome.cause.reason == "InUse" for outcome in blocked.values())
@@ -175,11 +176,17 @@ def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | N
     return Record(record.boot_id, order.id, record.gpus), None if stop else LookAgain()
 
 
+def _parked(gpu: GpuRecord, order: Order) -> Outcome | None:
+    """What a way back that failed makes of the order it came from: nothing more, or the layout before would be lost."""
+    return gpu.outcome if gpu.transaction is not None and gpu.transaction.order_id == order.id else None
+
+
 def _without_parked(record: Record, seen: Seen, order: Order) -> Record:
-    """An order takes over the GPUs whose way back failed: it plans from what is there."""
+    """Another order takes over the GPUs whose way back failed: it plans from what is there."""
     for uuid in record.open:
         gpu, now = record.gpu(uuid), seen.gpu(uuid)
-        if uuid in order.goals and now is not None and gpu.transaction is not None:
+        takes_over = uuid in order.goals and _parked(gpu, order) is None
+        if takes_over and now is not None and gpu.transaction is not None:
             record = record.with_gpu(uuid, _ended(gpu, gpu.transaction, now, gpu.outcome))
     return record
 

@@ -172,9 +172,14 @@ def _surely_meet(one: Entry, other: Entry) -> bool:
 
 def _covers(wide: Entry, narrow: Entry) -> bool:
     """Whether all GPUs that `narrow` takes are taken by `wide`, whatever the node."""
-    if wide.device_filter and not (narrow.device_filter and narrow.filter_keys <= wide.filter_keys):
+    if not _filters_no_less(wide, narrow):
         return False
     return wide.devices == "all" or (narrow.devices != "all" and {*narrow.devices} <= {*wide.devices})
+
+
+def _filters_no_less(wide: Entry, narrow: Entry) -> bool:
+    """Whether every board that passes the filter of `narrow` passes that of `wide`."""
+    return not wide.device_filter or (bool(narrow.device_filter) and narrow.filter_keys <= wide.filter_keys)
 
 
 def _distinct(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
@@ -182,16 +187,17 @@ def _distinct(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
     kept: list[Entry] = []
     for at, entry in enumerate(entries):
         later_covers = any(_covers(e, entry) and not _covers(entry, e) for e in entries[at + 1 :])
-        if not later_covers and not any(_covers(e, entry) for e in kept):
-            kept.append(_without(entry, kept))
+        left = _without(entry, kept)
+        if not later_covers and left.devices and not any(_covers(e, left) for e in kept):
+            kept.append(left)
     return tuple(kept)
 
 
 def _without(entry: Entry, before: Sequence[Entry]) -> Entry:
-    """An entry without the indices that earlier entries of the same filter name already."""
-    named = {i for e in before if e.filter_keys == entry.filter_keys and e.devices != "all" for i in e.devices}
+    """An entry without the indices that earlier entries name already, with the same filter or a wider one."""
     if entry.devices == "all":
         return entry
+    named = {i for e in before if e.devices != "all" and _filters_no_less(e, entry) for i in e.devices}
     devices = tuple(i for i in entry.devices if i not in named)
     return Entry(entry.path, entry.device_filter, devices, entry.mig_enabled, entry.mig_devices)
 

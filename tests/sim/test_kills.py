@@ -222,8 +222,9 @@ def test_the_next_command_converges_after_a_kill(
 
     assert command(["apply", "-f", str(plan), "--state", str(path)]) == story.ends
     checked(path, story, held, {ends})
-    # Blocked where nothing had been begun: what lies before the story's first layout is then in a holder's way.
-    assert command(["rollback", "--state", str(undone_path)]) in (Exit.DONE, Exit.BLOCKED)
+    # Where nothing had been begun there may be no earlier layout, or a holder in the way of it.
+    ends_well = (Exit.DONE,) if steps and not story.vm else (Exit.DONE, Exit.BLOCKED, Exit.FAILED)
+    assert command(["rollback", "--state", str(undone_path)]) in ends_well
     checked(undone_path, story, held, {begins, ends, _first(story)})
     capsys.readouterr()
 
