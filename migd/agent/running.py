@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
@@ -20,6 +20,7 @@ from migd.nvml.errors import (
     LostError,
     ModeRefusedError,
     NoPermissionError,
+    UnreadableError,
 )
 
 
@@ -48,8 +49,11 @@ class Progress:
 Listener = Callable[[Progress], None]
 
 
-def look(machine: Machine, order: Order | None = None) -> Seen:
-    """Everything a decision looks at, read anew. A driver that is just being reloaded is waited for, briefly."""
+def look(machine: Machine, order: Order | None = None, needed: Collection[str] = ()) -> Seen:
+    """Everything a decision looks at, read anew. A driver that is just being reloaded is waited for, briefly.
+
+    needed: UUIDs of GPUs that must be readable, else GpuError; others may be `unreadable` in what is returned.
+    """
     again = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, GpuError) and error.retry),
         stop=stop_after_attempt(6),
@@ -57,7 +61,7 @@ def look(machine: Machine, order: Order | None = None) -> Seen:
         sleep=machine.clock.sleep,
         reraise=True,
     )
-    gpus = again(machine.gpus.look)
+    gpus = again(_readable, machine, needed)
     named = tuple(_named(gpu, machine.processes) for gpu in gpus)
     return Seen(machine.boot.boot_id(), machine.clock.now_s(), named, order)
 
@@ -68,8 +72,9 @@ def run(machine: Machine, order: Order | None, listen: Listener = lambda progres
     Returns the record at rest: each GPU of the order has an outcome. GpuError where the GPUs can no longer be read or
     a call hangs: the record then stays open, and the next run goes on from there. The caller holds the lock.
     """
-    seen = look(machine, order)
     kept = machine.store.load()
+    needed = {*(order.goals if order else ()), *(kept.open if kept else ())}
+    seen = look(machine, order, needed)
     record = accept(kept or Record(seen.boot_id), order)
     while True:
         record, effect = decide(record, seen)
@@ -82,7 +87,15 @@ def run(machine: Machine, order: Order | None, listen: Listener = lambda progres
         if error is not None:
             assert not isinstance(effect, Pause | LookAgain), "only operations fail"
             record = failed(record, effect, error, machine.clock.now_s())
-        seen = look(machine, order)
+        seen = look(machine, order, needed)
+
+
+def _readable(machine: Machine, needed: Collection[str]) -> tuple[SeenGpu, ...]:
+    gpus = machine.gpus.look()
+    for gpu in gpus:
+        if gpu.unreadable and gpu.uuid in needed:
+            raise UnreadableError("read", gpu.uuid, None, gpu.unreadable)
+    return gpus
 
 
 def _carry_out(machine: Machine, effect: Effect, listen: Listener) -> Cause | None:

@@ -97,6 +97,8 @@ def mode_of(gpu: SeenGpu) -> str:
     """The MIG mode in a word or two: on, off, n/a, or what is pending."""
     if gpu.lost:
         return "lost"
+    if gpu.unreadable:
+        return "?"
     if gpu.mode is None:
         return "n/a"
     now = "on" if gpu.mode.current else "off"
@@ -111,6 +113,6 @@ def _holders(gpu: SeenGpu) -> list[str]:
         for i in gpu.instances
         if not i.compute_instances
     ]
-    if gpu.trouble:
-        lines.append(f"GPU {gpu.index}: {gpu.trouble}")
+    if gpu.trouble or gpu.unreadable:
+        lines.append(f"GPU {gpu.index}: {gpu.trouble or f'cannot be read: {gpu.unreadable}'}")
     return lines

@@ -76,12 +76,14 @@ class MigMode:
 class SeenGpu:
     """One physical GPU as it is.
 
-    index: the NVML index, which may change; uuid: "GPU-…", its identity. pci_device_id: "0x20B210DE", device then
-    vendor. memory_mib: the whole GPU's. mode: None where the GPU cannot do MIG.
+    index: the NVML index, which may change; uuid: "GPU-…", its identity ("lost:INDEX" for one that was lost before it
+    could say). pci_device_id: "0x20B210DE", device then vendor. memory_mib: the whole GPU's, 0 where not readable.
+    mode: None where the GPU cannot do MIG.
     resetless: a mode change takes effect without a GPU reset (Hopper and later).
     board: None where it cannot do MIG, or where an older driver does not list profiles while MIG is off.
     instances: in order of start. holders: processes on the GPU outside every instance; in_use: those, or not known.
-    trouble: why the GPU must not be worked on ("" when healthy). lost: it fell off the bus; all else is then empty.
+    trouble: why the GPU must not be worked on ("" when healthy). lost: it fell off the bus; unreadable: why it cannot
+    be read, though it is there ("" when it can). With either, all but uuid and index is empty.
     """
 
     uuid: str
@@ -97,6 +99,12 @@ class SeenGpu:
     holders: tuple[Holder, ...] = ()
     trouble: str = ""
     lost: bool = False
+    unreadable: str = ""
+
+    @property
+    def out_of_reach(self) -> str:
+        """Why nothing can be said or done about this GPU now; "" where it can."""
+        return "it fell off the bus" if self.lost else self.unreadable
 
     @property
     def mig_on(self) -> bool:

@@ -112,6 +112,15 @@ class ModeRefusedError(GpuError):
     advice = "MIG mode cannot be activated on this machine, as in a virtual machine that may not reset its GPU"
 
 
+class UnreadableError(GpuError):
+    """A GPU that is there cannot be read now; the hint says what it answered. A later look may succeed."""
+
+    retry = True
+
+    def __str__(self) -> str:
+        return f"{self.gpu_uuid} cannot be read: {self.hint}"
+
+
 class UnknownGpuError(GpuError):
     """No GPU with this UUID is here."""
 

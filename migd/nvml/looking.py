@@ -13,7 +13,15 @@ from migd.mig.observed import MigMode, SeenGpu
 from migd.nvml.boards import read_board
 from migd.nvml.callers import Caller
 from migd.nvml.calls import Handle, Library, text
-from migd.nvml.errors import GoneError, GpuError, LostError, NoPermissionError, NotSupportedError
+from migd.nvml.errors import (
+    DriverError,
+    GoneError,
+    GpuError,
+    HungError,
+    LostError,
+    NoPermissionError,
+    NotSupportedError,
+)
 from migd.nvml.health import read_recovery, read_remapped_rows, read_resetless
 from migd.nvml.holders import outside, read_holders, with_holders
 from migd.nvml.instances import ComputeProfile, Instances
@@ -127,11 +135,15 @@ class Looking:
         for attempt in range(1, _TRIES + 1):
             try:
                 return self._read_whole(index)
+            except (DriverError, HungError, NoPermissionError):
+                raise  # not about this GPU alone
             except (GoneError, NotSupportedError) as error:
                 # Another program changed the mode or an instance, which ends handles while they are read: once more.
                 self.forget(error.gpu_uuid)
                 if attempt == _TRIES:
-                    raise
+                    return _unreadable(error, index)
+            except GpuError as error:
+                return _unreadable(error, index)
         raise AssertionError("the loop returns or raises")
 
     def _read_whole(self, index: int) -> SeenGpu | None:
@@ -181,6 +193,13 @@ class Looking:
             memory_mib=memory_mib,
             resetless=mig_capable and read_resetless(self._calls, device, uuid),
         )
+
+
+def _unreadable(error: GpuError, index: int) -> SeenGpu:
+    """One GPU that answers with errors must not hide the others; where it has not even said its UUID, it has to."""
+    if not error.gpu_uuid:
+        raise error
+    return SeenGpu(error.gpu_uuid, index, "", "", 0, None, unreadable=str(error))
 
 
 def _named(nameless: list[int], missing: dict[str, int]) -> list[SeenGpu]:

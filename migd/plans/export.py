@@ -22,7 +22,7 @@ def plan_from(gpus: Iterable[SeenGpu], name: str = "exported", by: Literal["indi
     """
     alike: dict[tuple[bool, Counts], list[SeenGpu]] = {}
     for gpu in sorted(gpus, key=lambda g: (g.index, g.uuid)):
-        if gpu.mode is not None and not gpu.lost:
+        if gpu.mode is not None and not gpu.out_of_reach:
             alike.setdefault((gpu.mig_on, counts_of(gpu.geometry)), []).append(gpu)
     if not alike:
         raise BadInput("export", [Problem("", "no GPU of this machine can do MIG: there is nothing to export")])

@@ -134,7 +134,7 @@ def plan_gpu(
     """
     if wish is None:
         return _untouched(seen, None)
-    if seen.lost:
+    if seen.out_of_reach:
         return _unhealthy(seen, None if isinstance(wish, Refused) else wish)
     if isinstance(wish, Refused):
         return replace(_untouched(seen, None), refused=wish)
@@ -156,7 +156,7 @@ def plan_gpu(
 
 def plan_layout(seen: SeenGpu, layout: Layout, owned: Geometry, foreign: ForeignPolicy = "Refuse") -> GpuPreview:
     """What it takes to get one GPU to exactly this layout, places included: a rollback's goal."""
-    if seen.lost:
+    if seen.out_of_reach:
         return _unhealthy(seen, None)
     if layout.mig and seen.mode is None:
         return replace(
@@ -188,12 +188,12 @@ class _Goal:
 
 
 def _untouched(seen: SeenGpu, wish: Wish | UnknownYet | None) -> GpuPreview:
-    target = None if seen.lost else seen.layout
+    target = None if seen.out_of_reach else seen.layout
     return GpuPreview(seen, None, wish, target, keep=by_start(seen.geometry), notes=_pending(seen))
 
 
 def _unhealthy(seen: SeenGpu, wish: Wish | UnknownYet | None) -> GpuPreview:
-    message = seen.trouble or "it fell off the bus"
+    message = seen.trouble or seen.out_of_reach
     blocked = Blocked("GPUUnhealthy", f"GPU {seen.index} must not be worked on: {message}", (Blocker("GPUUnhealthy"),))
     return replace(_untouched(seen, wish), blocked=blocked)
 

@@ -12,7 +12,7 @@ from unit.nvml.scripted import A100, Compute, Gpu, Instance, Offer, cut, gpus_of
 from migd.mig.geometry import GpuInstance
 from migd.mig.observed import MigMode
 from migd.mig.profiles import Placement
-from migd.nvml import GoneError, GpuError, LostError, NoPermissionError
+from migd.nvml import GpuError, LostError, NoPermissionError
 
 
 def test_a_gpu_is_described_in_our_units_and_texts():
@@ -187,10 +187,17 @@ def test_denied_reads_are_told_and_not_taken_for_an_empty_gpu(call):
         gpus.look()
 
 
+def test_gpus_that_cannot_be_counted_are_an_error_and_the_next_look_is_whole():
+    library, gpus = gpus_of(cut(whole_1g(0)))
+    library.fail["nvmlDeviceGetCount"] = [pynvml.NVML_ERROR_UNKNOWN]
+    with pytest.raises(GpuError, match="nvmlDeviceGetCount"):
+        gpus.look()
+    assert gpus.look()[0].instances[0].whole
+
+
 @pytest.mark.parametrize(
     "call",
     [
-        "nvmlDeviceGetCount",
         "nvmlDeviceGetMigMode",
         "nvmlDeviceGetGpuInstances",
         "nvmlGpuInstanceGetInfo",
@@ -199,12 +206,15 @@ def test_denied_reads_are_told_and_not_taken_for_an_empty_gpu(call):
         "nvmlDeviceGetName",
     ],
 )
-def test_an_unknown_error_of_a_needed_read_is_raised_and_the_next_look_is_whole(call):
-    library, gpus = gpus_of(cut(whole_1g(0)))
+def test_a_gpu_that_answers_with_an_unknown_error_is_unreadable_and_hides_no_other(call):
+    library, gpus = gpus_of(cut(whole_1g(0)), Gpu("GPU-b"))
     library.fail[call] = [pynvml.NVML_ERROR_UNKNOWN]
-    with pytest.raises(GpuError) as caught:
-        gpus.look()
-    assert caught.value.call == call
+    broken, other = gpus.look()
+    assert (broken.index, broken.mode, broken.board, broken.instances) == (0, None, None, ())
+    assert call in broken.unreadable
+    assert broken.out_of_reach == broken.unreadable
+    assert other.out_of_reach == ""
+    assert other.board is not None
     assert gpus.look()[0].instances[0].whole
 
 
@@ -230,15 +240,13 @@ def test_a_compute_instance_that_another_program_destroys_meanwhile_is_left_out(
 def test_an_instance_that_exists_is_never_left_out_for_an_odd_answer():
     library, gpus = gpus_of(cut(whole_1g(0)))
     library.always["nvmlGpuInstanceGetComputeInstances"] = pynvml.NVML_ERROR_INVALID_ARGUMENT
-    with pytest.raises(GpuError):
-        gpus.look()
+    assert "nvmlGpuInstanceGetComputeInstances" in gpus.look()[0].unreadable
 
 
 def test_a_compute_profile_list_that_fails_at_once_is_not_taken_for_an_empty_one():
     library, gpus = gpus_of(cut(whole_1g(0)))
     library.fail["nvmlGpuInstanceGetComputeInstanceProfileInfo"] = [2, 2, 2]
-    with pytest.raises(GoneError):
-        gpus.look()
+    assert gpus.look()[0].unreadable
     assert gpus.look()[0].instances[0].whole
 
 
