@@ -6,7 +6,7 @@ board has at most 2,319 of them, so everything here is enumerated once and then 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -38,20 +38,22 @@ class PlacementSet:
 
 
 class Table:
-    """All placement sets of one board, and lookups in them. Immutable once built; build it with `table_of`."""
+    """All placement sets of one board, and lookups in them. Equal boards have equal ones; build it with `table_of`."""
 
-    __slots__ = ("_bit", "_by_bits", "_by_counts", "board", "instances", "sets")
+    __slots__ = ("_bit", "_by_bits", "_by_counts", "_geometries", "board", "instances", "sets")
 
     def __init__(self, board: Board) -> None:
         self.board = board
         self.instances: tuple[GpuInstance, ...] = by_start(
             GpuInstance(p.name, place) for p in board.profiles for place in p.placements
         )
-        self._bit = {instance: 1 << k for k, instance in enumerate(self.instances)}
+        # Keys are plain tuples: hashing and comparing them takes a third of what GpuInstances take.
+        self._bit = {_key(instance): 1 << k for k, instance in enumerate(self.instances)}
         bits = _enumerate(board, self.instances)
         described = _describe(board, self.instances, bits)
         self.sets: tuple[PlacementSet, ...] = tuple(described)
         self._by_bits = {s.bits: s for s in described}
+        self._geometries: dict[int, Geometry] = {}
         by_counts: dict[Counts, list[PlacementSet]] = {}
         for found in described:
             by_counts.setdefault(found.counts, []).append(found)
@@ -62,25 +64,49 @@ class Table:
 
     def bits_of(self, instances: Iterable[GpuInstance]) -> int | None:
         """The bits of these instances; None where one of them is not a pair of this board."""
-        bits = 0
-        for instance in instances:
-            bit = self._bit.get(instance)
-            if bit is None:
-                return None
-            bits |= bit
-        return bits
+        bits, unlisted = self.split(instances)
+        return None if unlisted else bits
 
-    def known(self, instances: Iterable[GpuInstance]) -> Geometry:
-        """Those of the instances that are pairs of this board."""
-        return frozenset(i for i in instances if i in self._bit)
+    def split(self, instances: Iterable[GpuInstance]) -> tuple[int, tuple[GpuInstance, ...]]:
+        """The bits of those instances that are pairs of this board, and the others."""
+        bits, unlisted = 0, []
+        for instance in instances:
+            bit = self._bit.get(_key(instance))
+            if bit is None:
+                unlisted.append(instance)
+            else:
+                bits |= bit
+        return bits, tuple(unlisted)
+
+    def members(self, bits: int) -> tuple[GpuInstance, ...]:
+        """The instances that bits stand for, in order of start."""
+        found = []
+        while bits:
+            low = bits & -bits
+            found.append(self.instances[low.bit_length() - 1])
+            bits ^= low
+        return tuple(found)
 
     def geometry(self, bits: int) -> Geometry:
-        """The instances that bits stand for."""
-        return frozenset(self.instances[k] for k in range(bits.bit_length()) if bits >> k & 1)
+        """The instances that bits stand for; those of a legal set are made once."""
+        found = self._geometries.get(bits)
+        if found is None:
+            found = frozenset(self.members(bits))
+            if bits in self._by_bits:
+                self._geometries[bits] = found
+        return found
 
     def with_counts(self, counts: Counts) -> tuple[PlacementSet, ...]:
         """Every set with exactly this multiset, best first: greatest V, greatest Phi, lowest starts."""
         return self._by_counts.get(counts, ())
+
+    def around(self, held: int) -> Iterator[Counts]:
+        """Every multiset that some set with all of these bits has, in no particular order."""
+        for counts, group in self._by_counts.items():
+            for found in group:
+                if not held & ~found.bits:
+                    yield counts
+                    break
 
     def multisets(self) -> tuple[Counts, ...]:
         """Every feasible multiset of profiles, the empty one included, in ascending order."""
@@ -89,6 +115,10 @@ class Table:
     def find(self, bits: int) -> PlacementSet | None:
         """The set with exactly these bits, or None where they are no legal set."""
         return self._by_bits.get(bits)
+
+
+def _key(instance: GpuInstance) -> tuple[str, int, int]:
+    return instance.profile, instance.placement.start, instance.placement.size
 
 
 @lru_cache(maxsize=64)
