@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import add, le
 from typing import Final
 
 from migd.mig.boards import Board
-from migd.mig.geometry import Counts, Geometry, GpuInstance, by_start, counts_of
-from migd.mig.profiles import Placement
+from migd.mig.geometry import Counts, Geometry, GpuInstance, by_start
 
 SETS_MAX: Final = 200_000
 """More than any board known (2,319); a report that would explode is refused instead of filling the memory."""
@@ -49,8 +49,7 @@ class Table:
         )
         # Keys are plain tuples: hashing and comparing them takes a third of what GpuInstances take.
         self._bit = {_key(instance): 1 << k for k, instance in enumerate(self.instances)}
-        bits = _enumerate(board, self.instances)
-        described = _describe(board, self.instances, bits)
+        described = _describe(board, self.instances, _enumerate(board, self.instances))
         self.sets: tuple[PlacementSet, ...] = tuple(described)
         self._by_bits = {s.bits: s for s in described}
         self._geometries: dict[int, Geometry] = {}
@@ -135,75 +134,70 @@ def openness(board: Board, mask: int) -> int:
     return sum(place.size for p in board.profiles for place in p.placements if not place.mask & mask)
 
 
-def _enumerate(board: Board, instances: tuple[GpuInstance, ...]) -> list[int]:
-    """All legal sets as bits: no two overlap, engines within the pool, no profile above its reported count."""
+def _enumerate(board: Board, instances: tuple[GpuInstance, ...]) -> dict[int, tuple[int, Counts]]:
+    """All legal sets, as bits, with their masks and multisets.
+
+    Legal: no two overlap, engines within the pool, no profile above its reported count.
+    """
     pool = board.engine_pool
     masks = [i.placement.mask for i in instances]
     engines = [board.profile(i.profile).engines.kinds() for i in instances]
     limits = {p.name: p.instance_count_max for p in board.profiles}
     names = [i.profile for i in instances]
-    found: list[int] = []
+    found: dict[int, tuple[int, Counts]] = {}
 
     def extend(first: int, bits: int, mask: int, used: tuple[int, ...], had: dict[str, int]) -> None:
-        found.append(bits)
+        found[bits] = mask, tuple(sorted(had.items()))
         if len(found) > SETS_MAX:
             raise ValueError(f"this board reports more than {SETS_MAX} placement sets; its listing cannot be right")
         for k in range(first, len(instances)):
-            if mask & masks[k] or had.get(names[k], 0) >= limits[names[k]]:
+            if mask & masks[k]:
                 continue
-            now = tuple(a + b for a, b in zip(used, engines[k], strict=True))
-            if all(n <= p for n, p in zip(now, pool, strict=True)):
-                counted = {**had, names[k]: had.get(names[k], 0) + 1}
-                extend(k + 1, bits | 1 << k, mask | masks[k], now, counted)
+            name = names[k]
+            number = had.get(name, 0)
+            if number >= limits[name]:
+                continue
+            now = tuple(map(add, used, engines[k]))
+            if all(map(le, now, pool)):
+                extend(k + 1, bits | 1 << k, mask | masks[k], now, {**had, name: number + 1})
 
     extend(0, 0, 0, (0,) * len(pool), {})
     return found
 
 
-def _describe(board: Board, instances: tuple[GpuInstance, ...], every: list[int]) -> list[PlacementSet]:
-    legal = set(every)
-    members = {bits: [instances[k] for k in range(bits.bit_length()) if bits >> k & 1] for bits in every}
-    counts = {bits: counts_of(members[bits]) for bits in every}
-    values = _values(instances, every, legal, counts)
-    masks = {bits: _mask(i.placement for i in members[bits]) for bits in every}
-    phi = {mask: openness(board, mask) for mask in set(masks.values())}
+def _describe(
+    board: Board, instances: tuple[GpuInstance, ...], every: dict[int, tuple[int, Counts]]
+) -> list[PlacementSet]:
+    values = _values(instances, every)
+    phi = {mask: openness(board, mask) for mask in {mask for mask, _ in every.values()}}
+    widest_first = sorted(
+        ((i.placement, i.profile, 1 << k) for k, i in enumerate(instances)),
+        key=lambda found: (-found[0].size, found[1], found[0].start),
+    )
+    starts = [(bit, place.start) for place, _, bit in widest_first]
     return [
-        PlacementSet(
-            bits,
-            masks[bits],
-            counts[bits],
-            values[bits],
-            phi[masks[bits]],
-            tuple(
-                i.placement.start
-                for i in sorted(members[bits], key=lambda i: (-i.placement.size, i.profile, i.placement.start))
-            ),
-        )
-        for bits in sorted(every)
+        PlacementSet(bits, mask, counts, values[bits], phi[mask], tuple(start for bit, start in starts if bit & bits))
+        for bits, (mask, counts) in sorted(every.items())
     ]
 
 
-def _values(
-    instances: tuple[GpuInstance, ...], every: list[int], legal: set[int], counts: dict[int, Counts]
-) -> dict[int, int]:
+def _values(instances: tuple[GpuInstance, ...], every: Iterable[int]) -> dict[int, int]:
     """V of each set: 1, and for each profile that could still be added somewhere the best V after adding it.
 
     V(S) = 1 + sum over profiles p of max over places of V(S + place). A profile that fits the multiset but no free
     place adds 0. V of the empty set counts the request orders that the best online placement serves.
     """
+    profile = [i.profile for i in instances]
+    best: dict[int, dict[str, int]] = {bits: {} for bits in every}
     values: dict[int, int] = {}
-    for bits in sorted(every, key=int.bit_count, reverse=True):
-        best: dict[str, int] = {}
-        for k, instance in enumerate(instances):
-            bigger = bits | 1 << k
-            if bigger != bits and bigger in legal and values[bigger] > best.get(instance.profile, 0):
-                best[instance.profile] = values[bigger]
-        values[bits] = 1 + sum(best.values())
+    for bits in sorted(best, key=int.bit_count, reverse=True):  # so that all larger ones have told this one
+        value = values[bits] = 1 + sum(best[bits].values())
+        rest = bits
+        while rest:
+            one = rest & -rest
+            rest ^= one
+            name = profile[one.bit_length() - 1]
+            without = best[bits ^ one]  # every part of a legal set is legal
+            if value > without.get(name, 0):
+                without[name] = value
     return values
-
-
-def _mask(places: Iterable[Placement]) -> int:
-    mask = 0
-    for place in places:
-        mask |= place.mask
-    return mask
