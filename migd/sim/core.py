@@ -16,7 +16,7 @@ from migd.sim import faults, processes
 from migd.sim.catalog import Model, models, with_variant
 from migd.sim.errors import HangError, SimulatedCrash
 from migd.sim.filing import MachineFile
-from migd.sim.machine import Gpu, Machine
+from migd.sim.machine import NEVER, Gpu, Machine
 
 T = TypeVar("T")
 CALLS_KEPT: Final = 20_000
@@ -62,7 +62,7 @@ class Core:
             if self._file is not None:
                 self._read()
             machine = self.machine
-            if machine.next_at_s <= self.now_s():
+            if machine.next_at_s < NEVER and machine.next_at_s <= self.now_s():
                 self._stirred = True
                 processes.settle(machine, self.now_s())
         except BaseException:
