@@ -20,10 +20,8 @@ def free(board: Board, geometry: Geometry) -> dict[str, int]:
     if bits is None:
         return most
     there = dict(counts_of(geometry))
-    for found in table.sets:
-        if bits & ~found.bits:
-            continue
-        for name, number in found.counts:
+    for counts in table.around(bits):
+        for name, number in counts:
             most[name] = max(most[name], number - there.get(name, 0))
     return most
 

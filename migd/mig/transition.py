@@ -7,9 +7,10 @@ Equal input gives equal output to the byte.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import nsmallest
 from typing import Final, Literal
 
 from migd.mig.boards import Board
@@ -58,22 +59,26 @@ def transition(board: Board, current: Geometry, busy: Geometry, wanted: Counts) 
     wanted: profile names as this board spells them; ValueError for a name it does not offer.
     An instance of `current` that the board does not list is destroyed when idle and blocks when busy.
     """
-    for name, _ in wanted:
-        if not board.offers(name):
-            raise ValueError(f"{name} is not a profile of this board")
-    assert busy <= current, "what is busy must exist"
-    assert wanted == counts(dict(wanted)), "Counts are ascending by name, each name once and above 0"
     table = table_of(board)
+    there, unlisted = table.split(current)
+    held, stuck = table.split(busy)
+    assert not held & ~there, "what is busy must exist"
+    assert not stuck or set(stuck) <= set(unlisted), "what is busy must exist"
     candidates = table.with_counts(wanted)
     if not candidates:
+        _check(board, wanted)
         return _infeasible(board, wanted)
-    held = table.bits_of(busy)
-    if held is not None:
-        there = table.bits_of(table.known(current)) or 0
-        best = _least_destroyed(candidates, held, there)
-        if best is not None:
-            return _steps(table.geometry(best.bits), current)
-    return _in_use(board, table.bits_of(table.known(busy)) or 0, frozenset(busy - table.known(busy)), wanted)
+    best = None if stuck else _least_destroyed(candidates, held, there)
+    if best is None:
+        return _in_use(board, held, frozenset(stuck), wanted)
+    target = best.bits
+    gone = table.members(there & ~target)
+    return Transition(
+        table.geometry(target),
+        table.members(target & there),
+        by_start((*gone, *unlisted)) if unlisted else gone,
+        table.members(target & ~there),
+    )
 
 
 def fit(board: Board, wanted: Counts, staying: Geometry = frozenset()) -> Geometry | Refusal:
@@ -85,20 +90,27 @@ def fit(board: Board, wanted: Counts, staying: Geometry = frozenset()) -> Geomet
     return found if isinstance(found, Refusal) else found.target
 
 
-def _least_destroyed(candidates: Iterable[PlacementSet], held: int, there: int) -> PlacementSet | None:
+def _check(board: Board, wanted: Counts) -> None:
+    """What no set of the board has may be no wish at all; what some set has needs no check."""
+    for name, _ in wanted:
+        if not board.offers(name):
+            raise ValueError(f"{name} is not a profile of this board")
+    assert wanted == counts(dict(wanted)), "Counts are ascending by name, each name once and above 0"
+
+
+def _least_destroyed(candidates: Sequence[PlacementSet], held: int, there: int) -> PlacementSet | None:
     """The candidate with all of `held` that loses the fewest of `there`; candidates come best first."""
-    best, lost_least = None, -1
+    best, lost_least = None, there.bit_count() + 1
+    fewest = max(0, there.bit_count() - candidates[0].bits.bit_count())  # no set keeps more than it has
     for candidate in candidates:
         if held & ~candidate.bits:
             continue
         lost = (there & ~candidate.bits).bit_count()
-        if best is None or lost < lost_least:
+        if lost < lost_least:
             best, lost_least = candidate, lost
+            if lost == fewest:
+                break
     return best
-
-
-def _steps(target: Geometry, current: Geometry) -> Transition:
-    return Transition(target, by_start(target & current), by_start(current - target), by_start(target - current))
 
 
 @lru_cache(maxsize=4096)
@@ -118,10 +130,10 @@ def _infeasible(board: Board, wanted: Counts) -> Refusal:
 def _in_use(board: Board, held: int, unlisted: Geometry, wanted: Counts) -> Refusal:
     table = table_of(board)
     must_go = min(
-        (held & ~candidate.bits for candidate in table.with_counts(wanted)),
+        {held & ~candidate.bits for candidate in table.with_counts(wanted)},
         key=lambda bits: (bits.bit_count(), _width(table, bits), bits),
     )
-    blockers = by_start(table.geometry(must_go) | unlisted)
+    blockers = by_start((*table.members(must_go), *unlisted))
     left_over, nearest = _closest(table, board, held, wanted)
     fits = f" Nearest that fits around what is in use: {_options(nearest)}." if nearest and not unlisted else ""
     return Refusal(
@@ -135,29 +147,23 @@ def _in_use(board: Board, held: int, unlisted: Geometry, wanted: Counts) -> Refu
 
 def _closest(table: Table, board: Board, held: int, wanted: Counts) -> tuple[Counts, tuple[Counts, ...]]:
     """What of the wish finds no place around `held`, and the nearest multisets that fit there."""
-    wish = dict(wanted)
     width = {p.name: p.memory_slices for p in board.profiles}
-    reachable = sorted({s.counts for s in table.sets if not held & ~s.bits})
-
-    def served(multiset: Counts) -> int:
-        return sum(width[name] * min(number, wish.get(name, 0)) for name, number in multiset)
-
-    def apart(multiset: Counts) -> int:
-        have = dict(multiset)
-        return sum(width[name] * abs(have.get(name, 0) - wish.get(name, 0)) for name in {*have, *wish})
-
-    most = min(reachable, key=lambda m: (-served(m), apart(m), m), default=())
-    left_over = tuple(
-        (name, number - min(number, dict(most).get(name, 0)))
-        for name, number in wanted
-        if number > dict(most).get(name, 0)
+    wish = {name: (number, width[name]) for name, number in wanted}
+    wish_slices = sum(number * wide for number, wide in wish.values())
+    near: list[tuple[int, int, Counts]] = []
+    for multiset in table.around(held):
+        served = sum(wish[name][1] * min(number, wish[name][0]) for name, number in multiset if name in wish)
+        apart = wish_slices + sum(width[name] * number for name, number in multiset) - 2 * served
+        near.append((apart, -served, multiset))
+    most = dict(min(near, key=lambda found: (found[1], found[0], found[2]))[2]) if near else {}
+    left_over = tuple((name, number - most.get(name, 0)) for name, number in wanted if number > most.get(name, 0))
+    return left_over, tuple(
+        multiset for _, _, multiset in nsmallest(NEAREST_MAX, (found for found in near if found[2]))
     )
-    near = sorted((m for m in reachable if m), key=lambda m: (apart(m), -served(m), m))
-    return left_over, tuple(near[:NEAREST_MAX])
 
 
 def _width(table: Table, bits: int) -> int:
-    return sum(i.placement.size for i in table.geometry(bits))
+    return sum(i.placement.size for i in table.members(bits))
 
 
 def say(counts: Counts) -> str:

@@ -16,7 +16,7 @@ from migd.sim import faults, processes
 from migd.sim.catalog import Model, models, with_variant
 from migd.sim.errors import HangError, SimulatedCrash
 from migd.sim.filing import MachineFile
-from migd.sim.machine import Gpu, Machine
+from migd.sim.machine import NEVER, Gpu, Machine
 
 T = TypeVar("T")
 CALLS_KEPT: Final = 20_000
@@ -49,6 +49,7 @@ class Core:
         self._lock = threading.RLock()
         self._mine = threading.local()
         self._spent_s = 0.0
+        self._stirred = False
         self._offers: dict[tuple[str, frozenset[str]], tuple[Model, dict[int, Any]]] = {}
 
     # ---- one action
@@ -56,11 +57,13 @@ class Core:
     def enter(self) -> Machine:
         """Begin an action: the machine as it is now, with all that was due by now done."""
         self._lock.acquire()
+        self._stirred = False
         try:
             if self._file is not None:
                 self._read()
             machine = self.machine
-            if machine.next_at_s <= self.now_s():
+            if machine.next_at_s < NEVER and machine.next_at_s <= self.now_s():
+                self._stirred = True
                 processes.settle(machine, self.now_s())
         except BaseException:
             self._lock.release()
@@ -68,13 +71,18 @@ class Core:
         self._spent_s = 0.0
         return self.machine
 
-    def leave(self, client: int, name: str, gpu: Gpu | None, error: BaseException | None) -> None:
-        """End an action: save it, log it, and let its time pass; TimeoutError where that passes the deadline."""
+    def leave(
+        self, client: int, name: str, gpu: Gpu | None, error: BaseException | None, *, query: bool = False
+    ) -> None:
+        """End an action: save it, log it, and let its time pass; TimeoutError where that passes the deadline.
+
+        query: it changes nothing, so there is nothing to save but what happened by itself and what faults count.
+        """
         machine = self.machine
         try:
             if machine.log_calls:
                 self.calls.append(Call(client, name, None if gpu is None else gpu.index, _outcome(error)))
-            if self._file is not None:
+            if self._file is not None and (not query or self._stirred or machine.faults):
                 self._file.write(machine)
         finally:
             if self._file is not None:
@@ -207,7 +215,7 @@ class Core:
                 if fresh.switches != self.machine.switches:
                     self._offers.clear()
                 self.machine = fresh
-            processes.prune_clients(self.machine)
+            self._stirred = processes.prune_clients(self.machine)
         except BaseException:
             self._file.unlock()
             raise

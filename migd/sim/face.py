@@ -147,12 +147,13 @@ def call(
     kind: what its first argument must be: "gpu", "device" (a GPU or a MIG device), "gi", "ci", or "" for no handle.
     privilege: "none", "config", "monitor" or "root". symbol: the C symbol, where it is not the
     function's name; "by version": the body looks itself.
-    changes: the call has an effect, which a fault can skip.
+    changes: the call has an effect, which a fault can skip; a call on a handle without it must change nothing.
     The body gets the device found; it answers what pynvml answers, or raises.
     """
 
     def wrap(body: Callable[Concatenate[F, Device, P], R]) -> Callable[..., R]:
         name = body.__name__
+        query = bool(kind) and not changes
         names = {symbol or name} if symbol in ("", "by version") else {name, symbol}
 
         @functools.wraps(body)
@@ -188,9 +189,9 @@ def call(
                 if machine.faults:
                     core.faults(name, gpu, "after")
             except BaseException as error:
-                core.leave(self._pid, name, gpu, error)
+                core.leave(self._pid, name, gpu, error, query=query)
                 raise
-            core.leave(self._pid, name, gpu, None)
+            core.leave(self._pid, name, gpu, None, query=query)
             return result  # type: ignore[no-any-return]
 
         return run

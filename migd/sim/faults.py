@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import re
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
 import pynvml
@@ -81,11 +80,7 @@ def code_named(name: str) -> int:
     return int(codes[plain])
 
 
-@cache
-def _pattern(glob: str) -> re.Pattern[str]:
-    return re.compile(fnmatch.translate(glob))
-
-
+@lru_cache(maxsize=4096)
 def matches(glob: str, name: str) -> bool:
     """Whether a glob of call names covers this call."""
-    return _pattern(glob).match(name) is not None
+    return fnmatch.fnmatchcase(name, glob)

@@ -94,8 +94,11 @@ def started_at(pid: int) -> int | None:
         return None
 
 
-def prune_clients(machine: Machine) -> None:
-    """Drop the sessions of real processes that are gone, as the kernel closes what a dead process had open."""
+def prune_clients(machine: Machine) -> bool:
+    """Drop the sessions of real processes that are gone, as the kernel closes what a dead process had open.
+
+    Whether there were any.
+    """
     gone = [
         key
         for key, client in machine.clients.items()
@@ -103,3 +106,4 @@ def prune_clients(machine: Machine) -> None:
     ]
     for key in gone:
         del machine.clients[key]
+    return bool(gone)

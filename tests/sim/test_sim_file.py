@@ -14,6 +14,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from migd.nvml.gpus import NvmlGpus
 from migd.sim import Fault, SimFileError, SimHost, SimulatedCrash, SpecMismatchError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -214,3 +215,32 @@ def test_calls_are_logged_in_a_file_only_when_asked(path):
     host.log_calls(True)
     mig_gpu(host)
     assert [c.name for c in host.calls][:1] == ["nvmlInit"]
+
+
+def test_a_look_writes_nothing_and_leaves_nothing_unsaved(path):
+    host = opened(path)
+    nvml, gpu = mig_gpu(host)
+    made = create(nvml, gpu, ONE_G, 0, 1)
+    nvml.nvmlGpuInstanceCreateComputeInstance(made, 0)
+    gpus = NvmlGpus(host.nvml(), host.caller)
+    gpus.look()  # opens a session, which is written
+    before, inode = path.read_bytes(), path.stat().st_ino
+    gpus.look()
+    assert path.stat().st_ino == inode, "each write replaces the file"
+    host.snapshot()  # compares everything, and writes what differs
+    assert path.read_bytes() == before
+
+
+def test_a_query_saves_what_happened_by_itself_and_what_faults_counted(path):
+    host = opened(path, clock="virtual")
+    nvml, gpu = mig_gpu(host)
+    instance = create(nvml, gpu, ONE_G, 0, 1)
+    nvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
+    host.start_process(0, 0, ends_after_s=5.0)
+    assert json.loads(path.read_text())["machine"]["processes"]
+    host.clock.sleep(6.0)
+    nvml.nvmlDeviceGetMigMode(gpu)
+    assert json.loads(path.read_text())["machine"]["processes"] == {}
+    host.inject(Fault("nvmlDeviceGetMigMode", nth=9))
+    nvml.nvmlDeviceGetMigMode(gpu)
+    assert json.loads(path.read_text())["machine"]["faults"][0]["seen"] == 1
