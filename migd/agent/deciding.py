@@ -15,7 +15,7 @@ from migd.agent.records import AS_WISHED, AwaitingReboot, Cause, GpuRecord, Outc
 from migd.agent.steps import InTheWay, next_operation
 from migd.mig.geometry import EMPTY, Layout
 from migd.mig.observed import SeenGpu
-from migd.mig.operations import Operation, ResetGpu, SetMode
+from migd.mig.operations import CreateGpuInstance, Operation, ResetGpu, SetMode
 from migd.plans.preview import Blocked, GpuPreview
 from migd.plans.wishes import Refused
 
@@ -197,8 +197,8 @@ def _opened(
     """One GPU's record when its order begins: an open transaction, or the outcome that needs none."""
     if stopped is not None:
         return replace(gpu, outcome=stopped)
+    owned = now.geometry if order.foreign == "Adopt" else gpu.owned & now.geometry
     if not plan.changes:
-        owned = now.geometry if order.foreign == "Adopt" else gpu.owned & now.geometry
         return replace(gpu, owned=owned, awaiting=None, outcome=Outcome("Ready", AS_WISHED))
     if waits:
         return replace(
@@ -206,11 +206,10 @@ def _opened(
         )
     return replace(
         gpu,
+        owned=owned,
         outcome=None,
         awaiting=None,
-        transaction=Transaction(
-            order.id, now.layout, plan.target, gpu.owned, order.foreign == "Adopt", order.on_failure == "Hold"
-        ),
+        transaction=Transaction(order.id, now.layout, plan.target, order.on_failure == "Hold"),
     )
 
 
@@ -250,21 +249,24 @@ def _drive(record: Record, uuid: str, seen: Seen) -> tuple[Record, Effect | None
     if seen.now_s < transaction.not_before_s:
         why = transaction.error.message if transaction.error else "trying again"
         return record, Pause(transaction.not_before_s - seen.now_s, why, uuid)
+    gpu = replace(gpu, owned=gpu.owned & now.geometry)  # what is gone and comes back is somebody else's
     gpu, effect = _turn(gpu, transaction, now, seen)
     return record.with_gpu(uuid, gpu), effect
 
 
 def _turn(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, seen: Seen) -> tuple[GpuRecord, Effect]:
-    goal = transaction.before if transaction.back else transaction.target
-    strangers = now.geometry - transaction.before.instances - (transaction.target or transaction.before).instances
-    if strangers and not transaction.back:
-        names = ", ".join(sorted(map(str, strangers)))
-        return _turn_back(gpu, transaction, now, Cause("ForeignInstances", f"somebody else created {names} meanwhile"))
-    step = next_operation(now, goal or Layout(True, transaction.before.instances), strangers)
-    if step is None and goal is None:
+    aim = transaction.before if transaction.back else transaction.target
+    goal = aim or Layout(True)
+    foreign = [there for there in now.instances if there.instance not in gpu.owned]
+    strange = [s for s in foreign if s.instance not in goal.instances or (s.compute_instances and not s.whole)]
+    if strange and not transaction.back:
+        names = ", ".join(str(there.instance) for there in strange)
+        return _turn_back(gpu, transaction, now, Cause("ForeignInstances", f"somebody else made or changed {names}"))
+    step = next_operation(now, goal, gpu.owned)
+    if step is None and aim is None:
         return _aim(gpu, transaction, now, seen)
     if step is None:
-        return _verified(gpu, transaction, now), LookAgain()
+        return _verified(gpu, transaction), LookAgain()
     if isinstance(step, InTheWay):
         return _give_up(gpu, transaction, now, Cause("InUse", str(step)))
     if isinstance(step, SetMode):
@@ -276,7 +278,7 @@ def _aim(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, seen: Seen) -> 
     """MIG is on and the driver lists profiles at last: find the target that could not be known before."""
     if seen.order is None or seen.order.id != transaction.order_id:
         return _turn_back(gpu, transaction, now, Cause("Held", "interrupted before its target was known"))
-    plan = seen.order.plan(now, transaction.owned)
+    plan = seen.order.plan(now, gpu.owned)
     if plan.refused is not None:
         return _turn_back(gpu, transaction, now, _cause(plan.refused))
     if plan.blocked is not None:
@@ -328,7 +330,8 @@ def _try(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, step: Operation
         turns=transaction.turns + 1,
         not_before_s=0.0,
     )
-    return replace(gpu, transaction=begun), step
+    made = frozenset({step.instance}) if isinstance(step, CreateGpuInstance) else EMPTY
+    return replace(gpu, owned=gpu.owned | made, transaction=begun), step
 
 
 def _no_effect(step: Operation, tries: int) -> Cause:
@@ -366,7 +369,7 @@ def _turn_back(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, cause: Ca
 # --- ending one GPU's transaction -----------------------------------------------------------------------------------
 
 
-def _verified(gpu: GpuRecord, transaction: Transaction, now: SeenGpu) -> GpuRecord:
+def _verified(gpu: GpuRecord, transaction: Transaction) -> GpuRecord:
     """The GPU is, as read back, what it should be: the target, or again what it was."""
     if transaction.back:
         cause = transaction.cause or Cause("Held", "interrupted")
@@ -374,7 +377,6 @@ def _verified(gpu: GpuRecord, transaction: Transaction, now: SeenGpu) -> GpuReco
         put_back = "; put back as it was" if transaction.touched else ""
         return replace(
             gpu,
-            owned=transaction.before.instances if transaction.adopted else transaction.owned & now.geometry,
             transaction=None,
             outcome=Outcome(phase, Cause(cause.reason, cause.message + put_back)),
         )
@@ -383,7 +385,6 @@ def _verified(gpu: GpuRecord, transaction: Transaction, now: SeenGpu) -> GpuReco
     changed = target != before
     return replace(
         gpu,
-        owned=target.instances if transaction.adopted else (transaction.owned & target.instances) | transaction.made,
         previous=before if changed else gpu.previous,
         transaction=None,
         outcome=Outcome("Ready", AS_WISHED, changed),
@@ -392,10 +393,8 @@ def _verified(gpu: GpuRecord, transaction: Transaction, now: SeenGpu) -> GpuReco
 
 def _ended(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, outcome: Outcome | None) -> GpuRecord:
     """Given up half way: what is there of ours stays ours, and `migd rollback` can still go to the layout before."""
-    ours = transaction.owned | transaction.made
-    if transaction.adopted:
-        ours |= transaction.before.instances
-    return replace(gpu, owned=now.geometry & ours, previous=transaction.before, transaction=None, outcome=outcome)
+    owned = gpu.owned & now.geometry
+    return replace(gpu, owned=owned, previous=transaction.before, transaction=None, outcome=outcome)
 
 
 def _by_index(uuids: tuple[str, ...], seen: Seen) -> list[str]:

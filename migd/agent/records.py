@@ -40,8 +40,7 @@ class Transaction:
     """One GPU being changed. Written before the first effect, gone when the GPU is verified or given up.
 
     before: the layout to go back to. target: the layout to reach; None until the driver lists profiles, MIG being on.
-    back: on the way back to `before`, for `cause`. owned: what was ours before. adopted: foreign instances are
-    treated as ours. hold: on failure stop where it is, instead of going back.
+    back: on the way back to `before`, for `cause`. hold: on failure stop where it is, instead of going back.
     step: the operation last begun. tries: how often in a row. error: what it last answered. resets: GPU resets tried
     since the mode was last asked for. touched: an operation was begun. turns: operations begun in all.
     not_before_s: on the clock; the next try is not earlier.
@@ -50,8 +49,6 @@ class Transaction:
     order_id: str
     before: Layout
     target: Layout | None
-    owned: Geometry = EMPTY
-    adopted: bool = False
     hold: bool = False
     back: bool = False
     cause: Cause | None = None
@@ -63,11 +60,6 @@ class Transaction:
     turns: int = 0
     not_before_s: float = 0.0
     parked: bool = False
-
-    @property
-    def made(self) -> Geometry:
-        """The instances that this transaction creates on its way forward."""
-        return self.target.instances - self.before.instances if self.target else EMPTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +75,8 @@ class AwaitingReboot:
 class GpuRecord:
     """What this machine's record says of one GPU.
 
-    owned: instances migd made here, or adopted; all others are foreign. previous: the layout before the last change,
-    which `migd rollback` returns to.
+    owned: instances that migd began to create here, or adopted, and that were there ever since; all others are foreign
+    and are never destroyed. previous: the layout before the last change, which `migd rollback` returns to.
     """
 
     owned: Geometry = EMPTY

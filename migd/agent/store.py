@@ -118,14 +118,13 @@ def _transaction_out(transaction: Transaction | None) -> dict[str, Any] | None:
     return plain | {
         "before": _layout_out(transaction.before),
         "target": _layout_out(transaction.target),
-        "owned": _geometry_out(transaction.owned),
         "cause": asdict(transaction.cause) if transaction.cause else None,
         "error": asdict(transaction.error) if transaction.error else None,
     }
 
 
 _PLAIN: Final = (
-    *("order_id", "adopted", "hold", "back", "step", "tries"),
+    *("order_id", "hold", "back", "step", "tries"),
     *("resets", "touched", "turns", "not_before_s", "parked"),
 )
 
@@ -139,7 +138,6 @@ def _transaction_in(body: dict[str, Any] | None) -> Transaction | None:
     return Transaction(
         before=before,
         target=_layout_in(body["target"]),
-        owned=_geometry_in(body["owned"]),
         cause=Cause(**body["cause"]) if body["cause"] else None,
         error=Cause(**body["error"]) if body["error"] else None,
         **{name: body[name] for name in _PLAIN},

@@ -24,8 +24,6 @@ transactions = st.builds(
     order_id=st.text(max_size=8),
     before=layouts,
     target=st.none() | layouts,
-    owned=geometries,
-    adopted=st.booleans(),
     hold=st.booleans(),
     back=st.booleans(),
     cause=st.none() | causes,
