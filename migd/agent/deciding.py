@@ -58,6 +58,9 @@ PATIENCE: Final[Mapping[str, Patience]] = {
     "": Patience(3, 10, 0.2, 3.0),  # everything else may be passing
 }
 
+PAUSE_MAX_S: Final = max(patience.most_s for patience in PATIENCE.values())
+"""No try is put off longer; a later moment was written by another clock, and is not waited for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -152,13 +155,14 @@ def _rebooted(gpu: GpuRecord) -> GpuRecord:
 
 def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | None]:
     """Judge every GPU first; open transactions only when not one is refused or blocked."""
-    parked = {u: o for u in record.open if (o := _parked(record.gpu(u), order)) is not None and u in order.goals}
+    parked = {u: o for u in record.open if (o := _still(record.gpu(u), order)) is not None and u in order.goals}
     record = _without_parked(record, seen, order)
     plans = order.plans(seen.gpus, record.owned)
     refused = {u: Outcome("Failed", _cause(p.refused)) for u, p in plans.items() if p.refused}
     stuck = parked or {u: o for u in plans if (o := _awaiting(record.gpu(u), seen, u, order)) is not None}
     blocked = {u: Outcome("Blocked", _cause(p.blocked)) for u, p in plans.items() if p.blocked is not None}
-    if not refused and not stuck and blocked:
+    gone = {u: _lost("the GPU is not there any more") for u in order.goals if u not in plans}
+    if not refused and not stuck and not gone and blocked:
         waits = all(outcome.cause.reason == "InUse" for outcome in blocked.values())
         if waits and order.wait_until_s is not None:
             if seen.now_s < order.wait_until_s:
@@ -168,7 +172,9 @@ def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | N
                 u: Outcome("Blocked", Cause("NeverIdle", f"the wait is over: {o.cause.message}"))
                 for u, o in blocked.items()
             }
-    stop = refused or stuck or blocked
+    stop = refused or stuck or {**gone, **blocked}
+    for uuid, outcome in gone.items():
+        record = record.with_gpu(uuid, replace(record.gpu(uuid), outcome=outcome))
     for uuid, plan in plans.items():
         now = seen.gpu(uuid)
         assert now is not None, "a plan is made only for a GPU that is seen"
@@ -176,17 +182,17 @@ def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | N
     return Record(record.boot_id, order.id, record.gpus), None if stop else LookAgain()
 
 
-def _parked(gpu: GpuRecord, order: Order) -> Outcome | None:
-    """What a way back that failed makes of the order it came from: nothing more, or the layout before would be lost."""
+def _still(gpu: GpuRecord, order: Order) -> Outcome | None:
+    """What parking makes of the order that was parked: nothing more, or the layout before would be lost."""
     return gpu.outcome if gpu.transaction is not None and gpu.transaction.order_id == order.id else None
 
 
 def _without_parked(record: Record, seen: Seen, order: Order) -> Record:
-    """Another order takes over the GPUs whose way back failed: it plans from what is there."""
+    """Another order takes over the GPUs that are parked, where they can be read: it plans from what is there."""
     for uuid in record.open:
         gpu, now = record.gpu(uuid), seen.gpu(uuid)
-        takes_over = uuid in order.goals and _parked(gpu, order) is None
-        if takes_over and now is not None and gpu.transaction is not None:
+        takes_over = uuid in order.goals and _still(gpu, order) is None
+        if takes_over and now is not None and not now.lost and gpu.transaction is not None:
             record = record.with_gpu(uuid, _ended(gpu, gpu.transaction, now, gpu.outcome))
     return record
 
@@ -217,6 +223,10 @@ def _cause(why: Refused | Blocked) -> Cause:
     return Cause(why.reason, why.message)
 
 
+def _lost(message: str, changed: bool = False) -> Outcome:
+    return Outcome("Lost", Cause("GPUUnhealthy", message), changed)
+
+
 def _awaiting(gpu: GpuRecord, seen: Seen, uuid: str, order: Order) -> Outcome | None:
     """What a mode change that waited for a reboot makes of the same order; another order is free to begin."""
     waits, now = gpu.awaiting, seen.gpu(uuid)
@@ -243,12 +253,12 @@ def _drive(record: Record, uuid: str, seen: Seen) -> tuple[Record, Effect | None
     gpu, now = record.gpu(uuid), seen.gpu(uuid)
     transaction = gpu.transaction
     assert transaction is not None, "only open transactions are driven"
-    if now is None or now.lost:
-        lost = Outcome("Lost", Cause("GPUUnhealthy", "the GPU fell off the bus while it was changed"), True)
-        return record.with_gpu(uuid, replace(gpu, transaction=None, outcome=lost)), LookAgain()
-    if seen.now_s < transaction.not_before_s:
-        why = transaction.error.message if transaction.error else "trying again"
-        return record, Pause(transaction.not_before_s - seen.now_s, why, uuid)
+    if now is None or now.lost or now.mode is None:
+        outcome = _lost("the GPU fell off the bus while it was changed, or shows no MIG mode any more", True)
+        return record.with_gpu(uuid, _parked(gpu, transaction, outcome)), LookAgain()
+    left_s = transaction.not_before_s - seen.now_s
+    if 0 < left_s <= PAUSE_MAX_S:
+        return record, Pause(left_s, transaction.error.message if transaction.error else "trying again", uuid)
     gpu = replace(gpu, owned=gpu.owned & now.geometry)  # what is gone and comes back is somebody else's
     gpu, effect = _turn(gpu, transaction, now, seen)
     return record.with_gpu(uuid, gpu), effect
@@ -276,7 +286,7 @@ def _turn(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, seen: Seen) ->
 
 def _aim(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, seen: Seen) -> tuple[GpuRecord, Effect]:
     """MIG is on and the driver lists profiles at last: find the target that could not be known before."""
-    if seen.order is None or seen.order.id != transaction.order_id:
+    if seen.order is None or seen.order.id != transaction.order_id or now.uuid not in seen.order.goals:
         return _turn_back(gpu, transaction, now, Cause("Held", "interrupted before its target was known"))
     plan = seen.order.plan(now, gpu.owned)
     if plan.refused is not None:
@@ -352,8 +362,7 @@ def _give_up(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, cause: Caus
         f"{first}; going back failed too: {cause.message}. The GPU is left with {now.layout}; the next `migd apply` "
         "or `migd rollback` tries again"
     )
-    outcome = Outcome("Failed", Cause(cause.reason, message), True)
-    return replace(gpu, transaction=replace(transaction, parked=True), outcome=outcome), LookAgain()
+    return _parked(gpu, transaction, Outcome("Failed", Cause(cause.reason, message), True)), LookAgain()
 
 
 def _turn_back(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, cause: Cause) -> tuple[GpuRecord, Effect]:
@@ -367,6 +376,11 @@ def _turn_back(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, cause: Ca
 
 
 # --- ending one GPU's transaction -----------------------------------------------------------------------------------
+
+
+def _parked(gpu: GpuRecord, transaction: Transaction, outcome: Outcome) -> GpuRecord:
+    """At rest with the transaction open: the next command goes on with it."""
+    return replace(gpu, transaction=replace(transaction, parked=True), outcome=outcome)
 
 
 def _verified(gpu: GpuRecord, transaction: Transaction) -> GpuRecord:

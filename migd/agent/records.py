@@ -43,7 +43,7 @@ class Transaction:
     back: on the way back to `before`, for `cause`. hold: on failure stop where it is, instead of going back.
     step: the operation last begun. tries: how often in a row. error: what it last answered. resets: GPU resets tried
     since the mode was last asked for. touched: an operation was begun. turns: operations begun in all.
-    not_before_s: on the clock; the next try is not earlier.
+    not_before_s: on the clock; the next try is not earlier. parked: at rest, until the next command goes on with it.
     """
 
     order_id: str
