@@ -146,8 +146,9 @@ def _after_boot(record: Record, seen: Seen) -> Record:
 
 
 def _rebooted(gpu: GpuRecord) -> GpuRecord:
-    previous = gpu.transaction.before if gpu.transaction else gpu.previous
-    return replace(gpu, owned=EMPTY, previous=previous, transaction=None)
+    before = gpu.transaction.before if gpu.transaction else Layout(True, gpu.owned) if gpu.owned else None
+    gpu = gpu if before is None else gpu.left_at(before)
+    return replace(gpu, owned=EMPTY, transaction=None)
 
 
 # --- beginning an order ---------------------------------------------------------------------------------------------
@@ -205,6 +206,7 @@ def _opened(
         return replace(gpu, outcome=stopped)
     owned = now.geometry if order.foreign == "Adopt" else gpu.owned & now.geometry
     if not plan.changes:
+        gpu = gpu.changed_from(now.layout, now.layout)
         return replace(gpu, owned=owned, awaiting=None, outcome=Outcome("Ready", AS_WISHED))
     if waits:
         return replace(
@@ -396,19 +398,14 @@ def _verified(gpu: GpuRecord, transaction: Transaction) -> GpuRecord:
         )
     target, before = transaction.target, transaction.before
     assert target is not None, "nothing is verified against an unknown target"
-    changed = target != before
-    return replace(
-        gpu,
-        previous=before if changed else gpu.previous,
-        transaction=None,
-        outcome=Outcome("Ready", AS_WISHED, changed),
-    )
+    outcome = Outcome("Ready", AS_WISHED, target != before)
+    return replace(gpu.changed_from(before, target), transaction=None, outcome=outcome)
 
 
 def _ended(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, outcome: Outcome | None) -> GpuRecord:
     """Given up half way: what is there of ours stays ours, and `migd rollback` can still go to the layout before."""
     owned = gpu.owned & now.geometry
-    return replace(gpu, owned=owned, previous=transaction.before, transaction=None, outcome=outcome)
+    return replace(gpu.left_at(transaction.before), owned=owned, transaction=None, outcome=outcome)
 
 
 def _by_index(uuids: tuple[str, ...], seen: Seen) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from migd.mig.geometry import EMPTY, Geometry, Layout
@@ -77,6 +77,8 @@ class GpuRecord:
 
     owned: instances that migd began to create here, or adopted, and that were there ever since; all others are foreign
     and are never destroyed. previous: the layout before the last change, which `migd rollback` returns to.
+    older: what `previous` was before a change was given up half way or lost to a reboot. Until one ends well,
+    `previous` is the layout that counts as there, whatever is found; None while nothing of the kind happened.
     """
 
     owned: Geometry = EMPTY
@@ -84,6 +86,22 @@ class GpuRecord:
     transaction: Transaction | None = None
     awaiting: AwaitingReboot | None = None
     outcome: Outcome | None = None
+    older: Layout | None = None
+
+    @property
+    def before(self) -> Layout | None:
+        """The layout that a rollback returns to; None where migd has changed nothing yet."""
+        return self.previous if self.transaction is None or self.older is not None else self.transaction.before
+
+    def left_at(self, before: Layout) -> GpuRecord:
+        """The record once a change that began from `before` has not ended well."""
+        return self if self.older is not None else replace(self, previous=before, older=self.previous or before)
+
+    def changed_from(self, before: Layout, target: Layout) -> GpuRecord:
+        """The record once a change from `before` to `target` has ended well."""
+        if self.older is not None:
+            return replace(self, previous=self.older if target == self.previous else self.previous, older=None)
+        return self if target == before else replace(self, previous=before)
 
 
 @dataclass(frozen=True, slots=True)

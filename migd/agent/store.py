@@ -97,6 +97,7 @@ def _gpu_out(gpu: GpuRecord) -> dict[str, Any]:
         "transaction": _transaction_out(gpu.transaction),
         "awaiting": asdict(gpu.awaiting) if gpu.awaiting else None,
         "outcome": asdict(gpu.outcome) if gpu.outcome else None,
+        "older": _layout_out(gpu.older),
     }
 
 
@@ -108,6 +109,7 @@ def _gpu_in(body: dict[str, Any]) -> GpuRecord:
         _transaction_in(body["transaction"]),
         AwaitingReboot(**body["awaiting"]) if body["awaiting"] else None,
         Outcome(outcome["phase"], Cause(**outcome["cause"]), outcome["changed"]) if outcome else None,
+        _layout_in(body["older"]),
     )
 
 

@@ -65,6 +65,12 @@ class World:
             return f"could not save: {error}"
         return "done"
 
+    def roll_back(self) -> str:
+        """What `migd rollback` does."""
+        answer = self.attempt(None)
+        goals = {uuid: before for uuid, gpu in self.record().gpus.items() if (before := gpu.before) is not None}
+        return answer if answer != "done" else self.attempt(Order(f"rollback {goals}", dict(goals)))
+
     def seen(self) -> tuple[SeenGpu, ...]:
         """The machine as an agent sees it."""
         return look(self.machine()).gpus

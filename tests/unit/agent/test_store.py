@@ -43,6 +43,7 @@ gpus = st.builds(
     st.none() | transactions,
     st.none() | st.builds(AwaitingReboot, st.text(max_size=5), st.text(max_size=5), st.booleans()),
     st.none() | st.builds(Outcome, st.sampled_from(["Ready", "Blocked", "Held"]), causes, st.booleans()),
+    st.none() | layouts,
 )
 records = st.builds(
     Record, st.text(max_size=9), st.text(max_size=9), st.dictionaries(st.text(max_size=9), gpus, max_size=3)
