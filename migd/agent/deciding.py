@@ -53,7 +53,7 @@ class Patience:
 PATIENCE: Final[Mapping[str, Patience]] = {
     "InUse": Patience(8, 10, 0.1, 2.0),  # a release lags some tenths of a second behind its process's end
     "NoPermission": Patience(1, 2, 0.5, 0.5),  # asking again does not help
-    "ResetRefused": Patience(2, 2, 1.0, 1.0),
+    "ResetRefused": Patience(RESETS_MAX, RESETS_MAX, 1.0, 1.0),
     "GPUUnhealthy": Patience(1, 1, 0.5, 0.5),
     "": Patience(3, 10, 0.2, 3.0),  # everything else may be passing
 }
@@ -307,17 +307,15 @@ def _mode(
     """Ask for the mode; where it was accepted and only a reset can activate it, reset; where that fails, a reboot."""
     assert now.mode is not None, "a mode step is made only where there is a mode"
     asked = transaction.step in (str(step), str(ResetGpu(now.uuid)))
-    refused = transaction.error is not None
+    error = transaction.error
     pending = now.mode.pending == step.enable != now.mode.current
-    if not (asked and pending and not now.resetless) or (refused and transaction.resets == 0):
+    if not (asked and pending and not now.resetless) or (error is not None and transaction.resets == 0):
         return _try(gpu, transaction, now, step)
-    if refused or transaction.resets < RESETS_MAX:
+    if transaction.resets < RESETS_MAX or (error is not None and error.reason != "RebootRequired"):
         return _try(gpu, transaction, now, ResetGpu(now.uuid))
     wish = "on" if step.enable else "off"
-    cause = Cause(
-        "RebootRequired",
-        f"MIG mode {wish} is accepted, but neither the driver nor a GPU reset activates it: reboot this machine",
-    )
+    why = error.message if error else "neither the driver nor a GPU reset activates it"
+    cause = Cause("RebootRequired", f"MIG mode {wish} is accepted and waits for a reboot of this machine: {why}")
     awaiting = None if transaction.back else AwaitingReboot(seen.boot_id, transaction.order_id, step.enable)
     ended = _ended(gpu, transaction, now, Outcome("RebootRequired", cause, transaction.touched))
     return replace(ended, awaiting=awaiting), LookAgain()

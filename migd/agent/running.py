@@ -18,7 +18,6 @@ from migd.nvml.errors import (
     HungError,
     InUseError,
     LostError,
-    ModeRefusedError,
     NoPermissionError,
 )
 
@@ -110,7 +109,9 @@ def _perform(machine: Machine, operation: Operation) -> Cause | None:
     except HungError:
         raise  # NVML answers nobody any more: the record stays open, and says what was begun
     except ResetRefusedError as error:
-        return Cause("ResetRefused", str(error))
+        users = _users(machine, operation)
+        # Without anybody whose end would allow it, only a reboot can do what the reset was for.
+        return Cause("ResetRefused" if users else "RebootRequired", f"the GPU reset was refused: {error}{users}")
     except GpuError as error:
         return Cause(reason_of(error), _told(machine, operation, error))
     return None
@@ -125,8 +126,6 @@ def reason_of(error: GpuError) -> str:
             return "NoPermission"
         case LostError():
             return "GPUUnhealthy"
-        case ModeRefusedError():
-            return "ModeChangeFailed"
     return "NVMLError"
 
 
@@ -136,10 +135,14 @@ def _told(machine: Machine, operation: Operation, error: GpuError) -> str:
         operation, SetMode | DestroyComputeInstances | DestroyGpuInstance
     ):
         return str(error)
+    users = _users(machine, operation)
+    return f"{error}{users or '. NVML lists no process; a monitor such as the DCGM host engine may hold it'}"
+
+
+def _users(machine: Machine, operation: Operation) -> str:
+    """Who has the GPU's device file open, to be added to a sentence; "" for nobody."""
     users = [_holder(Holder(pid), machine.processes) for pid in machine.processes.device_users(operation.gpu_uuid)]
-    if not users:
-        return f"{error}. NVML lists no process; a monitor such as the DCGM host engine may hold it"
-    return f"{error}. The device file is open in {', '.join(map(str, users))}"
+    return f". The device file is open in {', '.join(map(str, users))}" if users else ""
 
 
 def _named(gpu: SeenGpu, processes: Processes) -> SeenGpu:
