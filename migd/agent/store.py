@@ -28,6 +28,10 @@ class RecordError(Exception):
     """The record cannot be read or written; the text says where and what to do."""
 
 
+class NewerError(ValueError):
+    """A record of a version that this migd does not know yet."""
+
+
 class FileStore:
     """Keeps the record of one machine in a folder. One writer at a time: see `locking`."""
 
@@ -44,6 +48,10 @@ class FileStore:
             raise RecordError(f"cannot read the record {self.path}: {error}") from error
         try:
             return decode(text)
+        except NewerError as error:
+            raise RecordError(
+                f"the record {self.path} is of {error}. Nothing was touched. Use the newer migd"
+            ) from error
         except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
             raise RecordError(
                 f"the record {self.path} is damaged ({error}). Nothing was touched. Compare `migd gpus` with what you "
@@ -84,8 +92,10 @@ def encode(record: Record) -> str:
 def decode(text: str) -> Record:
     """The record that `encode` wrote; ValueError, KeyError or TypeError for anything else."""
     body = json.loads(text)
-    if not isinstance(body, dict) or body.get("version") != VERSION:
-        found = body.get("version") if isinstance(body, dict) else None
+    found = body.get("version") if isinstance(body, dict) else None
+    if isinstance(found, int) and found > VERSION:
+        raise NewerError(f"version {found}, which a newer migd wrote; this one reads version {VERSION}")
+    if found != VERSION:
         raise ValueError(f"its version is {found!r}; this migd reads version {VERSION}")
     return Record(body["bootId"], body["orderId"], {uuid: _gpu_in(gpu) for uuid, gpu in body["gpus"].items()})
 
