@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
@@ -88,15 +89,21 @@ def _carry_out(machine: Machine, effect: Effect, listen: Listener) -> Cause | No
     """Do one effect; what it answered, where it failed."""
     if isinstance(effect, LookAgain):
         return None
-    listen(Progress(effect, done=False))
+    _tell(listen, Progress(effect, done=False))
     began = machine.clock.now_s()
     error: Cause | None = None
     if isinstance(effect, Pause):
         machine.clock.sleep(effect.seconds)
     else:
         error = _perform(machine, effect)
-    listen(Progress(effect, True, machine.clock.now_s() - began, error.message if error else ""))
+    _tell(listen, Progress(effect, True, machine.clock.now_s() - began, error.message if error else ""))
     return error
+
+
+def _tell(listen: Listener, progress: Progress) -> None:
+    """Say how it goes; that nobody reads it any more (a closed pipe) is no reason to stop half way."""
+    with suppress(OSError):
+        listen(progress)
 
 
 def _perform(machine: Machine, operation: Operation) -> Cause | None:
