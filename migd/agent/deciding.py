@@ -15,7 +15,7 @@ from migd.agent.records import AS_WISHED, AwaitingReboot, Cause, GpuRecord, Outc
 from migd.agent.steps import InTheWay, next_operation
 from migd.mig.geometry import EMPTY, Layout
 from migd.mig.observed import SeenGpu
-from migd.mig.operations import Operation, ResetGpu, SetMode
+from migd.mig.operations import CreateGpuInstance, Operation, ResetGpu, SetMode
 from migd.plans.preview import Blocked, GpuPreview
 from migd.plans.wishes import Refused
 
@@ -53,10 +53,13 @@ class Patience:
 PATIENCE: Final[Mapping[str, Patience]] = {
     "InUse": Patience(8, 10, 0.1, 2.0),  # a release lags some tenths of a second behind its process's end
     "NoPermission": Patience(1, 2, 0.5, 0.5),  # asking again does not help
-    "ResetRefused": Patience(2, 2, 1.0, 1.0),
+    "ResetRefused": Patience(RESETS_MAX, RESETS_MAX, 1.0, 1.0),
     "GPUUnhealthy": Patience(1, 1, 0.5, 0.5),
     "": Patience(3, 10, 0.2, 3.0),  # everything else may be passing
 }
+
+PAUSE_MAX_S: Final = max(patience.most_s for patience in PATIENCE.values())
+"""No try is put off longer; a later moment was written by another clock, and is not waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +146,9 @@ def _after_boot(record: Record, seen: Seen) -> Record:
 
 
 def _rebooted(gpu: GpuRecord) -> GpuRecord:
-    previous = gpu.transaction.before if gpu.transaction else gpu.previous
-    return replace(gpu, owned=EMPTY, previous=previous, transaction=None)
+    before = gpu.transaction.before if gpu.transaction else Layout(True, gpu.owned) if gpu.owned else None
+    gpu = gpu if before is None else gpu.left_at(before)
+    return replace(gpu, owned=EMPTY, transaction=None)
 
 
 # --- beginning an order ---------------------------------------------------------------------------------------------
@@ -152,13 +156,14 @@ def _rebooted(gpu: GpuRecord) -> GpuRecord:
 
 def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | None]:
     """Judge every GPU first; open transactions only when not one is refused or blocked."""
-    parked = {u: o for u in record.open if (o := _parked(record.gpu(u), order)) is not None and u in order.goals}
+    parked = {u: o for u in record.open if (o := _still(record.gpu(u), order)) is not None and u in order.goals}
     record = _without_parked(record, seen, order)
     plans = order.plans(seen.gpus, record.owned)
     refused = {u: Outcome("Failed", _cause(p.refused)) for u, p in plans.items() if p.refused}
     stuck = parked or {u: o for u in plans if (o := _awaiting(record.gpu(u), seen, u, order)) is not None}
     blocked = {u: Outcome("Blocked", _cause(p.blocked)) for u, p in plans.items() if p.blocked is not None}
-    if not refused and not stuck and blocked:
+    gone = {u: _lost("the GPU is not there any more") for u in order.goals if u not in plans}
+    if not refused and not stuck and not gone and blocked:
         waits = all(outcome.cause.reason == "InUse" for outcome in blocked.values())
         if waits and order.wait_until_s is not None:
             if seen.now_s < order.wait_until_s:
@@ -168,7 +173,9 @@ def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | N
                 u: Outcome("Blocked", Cause("NeverIdle", f"the wait is over: {o.cause.message}"))
                 for u, o in blocked.items()
             }
-    stop = refused or stuck or blocked
+    stop = refused or stuck or {**gone, **blocked}
+    for uuid, outcome in gone.items():
+        record = record.with_gpu(uuid, replace(record.gpu(uuid), outcome=outcome))
     for uuid, plan in plans.items():
         now = seen.gpu(uuid)
         assert now is not None, "a plan is made only for a GPU that is seen"
@@ -176,17 +183,17 @@ def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | N
     return Record(record.boot_id, order.id, record.gpus), None if stop else LookAgain()
 
 
-def _parked(gpu: GpuRecord, order: Order) -> Outcome | None:
-    """What a way back that failed makes of the order it came from: nothing more, or the layout before would be lost."""
+def _still(gpu: GpuRecord, order: Order) -> Outcome | None:
+    """What parking makes of the order that was parked: nothing more, or the layout before would be lost."""
     return gpu.outcome if gpu.transaction is not None and gpu.transaction.order_id == order.id else None
 
 
 def _without_parked(record: Record, seen: Seen, order: Order) -> Record:
-    """Another order takes over the GPUs whose way back failed: it plans from what is there."""
+    """Another order takes over the GPUs that are parked, where they can be read: it plans from what is there."""
     for uuid in record.open:
         gpu, now = record.gpu(uuid), seen.gpu(uuid)
-        takes_over = uuid in order.goals and _parked(gpu, order) is None
-        if takes_over and now is not None and gpu.transaction is not None:
+        takes_over = uuid in order.goals and _still(gpu, order) is None
+        if takes_over and now is not None and not now.lost and gpu.transaction is not None:
             record = record.with_gpu(uuid, _ended(gpu, gpu.transaction, now, gpu.outcome))
     return record
 
@@ -197,8 +204,9 @@ def _opened(
     """One GPU's record when its order begins: an open transaction, or the outcome that needs none."""
     if stopped is not None:
         return replace(gpu, outcome=stopped)
+    owned = now.geometry if order.foreign == "Adopt" else gpu.owned & now.geometry
     if not plan.changes:
-        owned = now.geometry if order.foreign == "Adopt" else gpu.owned & now.geometry
+        gpu = gpu.changed_from(now.layout, now.layout)
         return replace(gpu, owned=owned, awaiting=None, outcome=Outcome("Ready", AS_WISHED))
     if waits:
         return replace(
@@ -206,16 +214,19 @@ def _opened(
         )
     return replace(
         gpu,
+        owned=owned,
         outcome=None,
         awaiting=None,
-        transaction=Transaction(
-            order.id, now.layout, plan.target, gpu.owned, order.foreign == "Adopt", order.on_failure == "Hold"
-        ),
+        transaction=Transaction(order.id, now.layout, plan.target, order.on_failure == "Hold"),
     )
 
 
 def _cause(why: Refused | Blocked) -> Cause:
     return Cause(why.reason, why.message)
+
+
+def _lost(message: str, changed: bool = False) -> Outcome:
+    return Outcome("Lost", Cause("GPUUnhealthy", message), changed)
 
 
 def _awaiting(gpu: GpuRecord, seen: Seen, uuid: str, order: Order) -> Outcome | None:
@@ -244,27 +255,30 @@ def _drive(record: Record, uuid: str, seen: Seen) -> tuple[Record, Effect | None
     gpu, now = record.gpu(uuid), seen.gpu(uuid)
     transaction = gpu.transaction
     assert transaction is not None, "only open transactions are driven"
-    if now is None or now.lost:
-        lost = Outcome("Lost", Cause("GPUUnhealthy", "the GPU fell off the bus while it was changed"), True)
-        return record.with_gpu(uuid, replace(gpu, transaction=None, outcome=lost)), LookAgain()
-    if seen.now_s < transaction.not_before_s:
-        why = transaction.error.message if transaction.error else "trying again"
-        return record, Pause(transaction.not_before_s - seen.now_s, why, uuid)
+    if now is None or now.lost or now.mode is None:
+        outcome = _lost("the GPU fell off the bus while it was changed, or shows no MIG mode any more", True)
+        return record.with_gpu(uuid, _parked(gpu, transaction, outcome)), LookAgain()
+    left_s = transaction.not_before_s - seen.now_s
+    if 0 < left_s <= PAUSE_MAX_S:
+        return record, Pause(left_s, transaction.error.message if transaction.error else "trying again", uuid)
+    gpu = replace(gpu, owned=gpu.owned & now.geometry)  # what is gone and comes back is somebody else's
     gpu, effect = _turn(gpu, transaction, now, seen)
     return record.with_gpu(uuid, gpu), effect
 
 
 def _turn(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, seen: Seen) -> tuple[GpuRecord, Effect]:
-    goal = transaction.before if transaction.back else transaction.target
-    strangers = now.geometry - transaction.before.instances - (transaction.target or transaction.before).instances
-    if strangers and not transaction.back:
-        names = ", ".join(sorted(map(str, strangers)))
-        return _turn_back(gpu, transaction, now, Cause("ForeignInstances", f"somebody else created {names} meanwhile"))
-    step = next_operation(now, goal or Layout(True, transaction.before.instances), strangers)
-    if step is None and goal is None:
+    aim = transaction.before if transaction.back else transaction.target
+    goal = aim or Layout(True)
+    foreign = [there for there in now.instances if there.instance not in gpu.owned]
+    strange = [s for s in foreign if s.instance not in goal.instances or (s.compute_instances and not s.whole)]
+    if strange and not transaction.back:
+        names = ", ".join(str(there.instance) for there in strange)
+        return _turn_back(gpu, transaction, now, Cause("ForeignInstances", f"somebody else made or changed {names}"))
+    step = next_operation(now, goal, gpu.owned)
+    if step is None and aim is None:
         return _aim(gpu, transaction, now, seen)
     if step is None:
-        return _verified(gpu, transaction, now), LookAgain()
+        return _verified(gpu, transaction), LookAgain()
     if isinstance(step, InTheWay):
         return _give_up(gpu, transaction, now, Cause("InUse", str(step)))
     if isinstance(step, SetMode):
@@ -274,9 +288,9 @@ def _turn(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, seen: Seen) ->
 
 def _aim(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, seen: Seen) -> tuple[GpuRecord, Effect]:
     """MIG is on and the driver lists profiles at last: find the target that could not be known before."""
-    if seen.order is None or seen.order.id != transaction.order_id:
+    if seen.order is None or seen.order.id != transaction.order_id or now.uuid not in seen.order.goals:
         return _turn_back(gpu, transaction, now, Cause("Held", "interrupted before its target was known"))
-    plan = seen.order.plan(now, transaction.owned)
+    plan = seen.order.plan(now, gpu.owned)
     if plan.refused is not None:
         return _turn_back(gpu, transaction, now, _cause(plan.refused))
     if plan.blocked is not None:
@@ -293,17 +307,15 @@ def _mode(
     """Ask for the mode; where it was accepted and only a reset can activate it, reset; where that fails, a reboot."""
     assert now.mode is not None, "a mode step is made only where there is a mode"
     asked = transaction.step in (str(step), str(ResetGpu(now.uuid)))
-    refused = transaction.error is not None
+    error = transaction.error
     pending = now.mode.pending == step.enable != now.mode.current
-    if not (asked and pending and not now.resetless) or (refused and transaction.resets == 0):
+    if not (asked and pending and not now.resetless) or (error is not None and transaction.resets == 0):
         return _try(gpu, transaction, now, step)
-    if refused or transaction.resets < RESETS_MAX:
+    if transaction.resets < RESETS_MAX or (error is not None and error.reason != "RebootRequired"):
         return _try(gpu, transaction, now, ResetGpu(now.uuid))
     wish = "on" if step.enable else "off"
-    cause = Cause(
-        "RebootRequired",
-        f"MIG mode {wish} is accepted, but neither the driver nor a GPU reset activates it: reboot this machine",
-    )
+    why = error.message if error else "neither the driver nor a GPU reset activates it"
+    cause = Cause("RebootRequired", f"MIG mode {wish} is accepted and waits for a reboot of this machine: {why}")
     awaiting = None if transaction.back else AwaitingReboot(seen.boot_id, transaction.order_id, step.enable)
     ended = _ended(gpu, transaction, now, Outcome("RebootRequired", cause, transaction.touched))
     return replace(ended, awaiting=awaiting), LookAgain()
@@ -328,7 +340,8 @@ def _try(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, step: Operation
         turns=transaction.turns + 1,
         not_before_s=0.0,
     )
-    return replace(gpu, transaction=begun), step
+    made = frozenset({step.instance}) if isinstance(step, CreateGpuInstance) else EMPTY
+    return replace(gpu, owned=gpu.owned | made, transaction=begun), step
 
 
 def _no_effect(step: Operation, tries: int) -> Cause:
@@ -349,8 +362,7 @@ def _give_up(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, cause: Caus
         f"{first}; going back failed too: {cause.message}. The GPU is left with {now.layout}; the next `migd apply` "
         "or `migd rollback` tries again"
     )
-    outcome = Outcome("Failed", Cause(cause.reason, message), True)
-    return replace(gpu, transaction=replace(transaction, parked=True), outcome=outcome), LookAgain()
+    return _parked(gpu, transaction, Outcome("Failed", Cause(cause.reason, message), True)), LookAgain()
 
 
 def _turn_back(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, cause: Cause) -> tuple[GpuRecord, Effect]:
@@ -366,7 +378,12 @@ def _turn_back(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, cause: Ca
 # --- ending one GPU's transaction -----------------------------------------------------------------------------------
 
 
-def _verified(gpu: GpuRecord, transaction: Transaction, now: SeenGpu) -> GpuRecord:
+def _parked(gpu: GpuRecord, transaction: Transaction, outcome: Outcome) -> GpuRecord:
+    """At rest with the transaction open: the next command goes on with it."""
+    return replace(gpu, transaction=replace(transaction, parked=True), outcome=outcome)
+
+
+def _verified(gpu: GpuRecord, transaction: Transaction) -> GpuRecord:
     """The GPU is, as read back, what it should be: the target, or again what it was."""
     if transaction.back:
         cause = transaction.cause or Cause("Held", "interrupted")
@@ -374,28 +391,19 @@ def _verified(gpu: GpuRecord, transaction: Transaction, now: SeenGpu) -> GpuReco
         put_back = "; put back as it was" if transaction.touched else ""
         return replace(
             gpu,
-            owned=transaction.before.instances if transaction.adopted else transaction.owned & now.geometry,
             transaction=None,
             outcome=Outcome(phase, Cause(cause.reason, cause.message + put_back)),
         )
     target, before = transaction.target, transaction.before
     assert target is not None, "nothing is verified against an unknown target"
-    changed = target != before
-    return replace(
-        gpu,
-        owned=target.instances if transaction.adopted else (transaction.owned & target.instances) | transaction.made,
-        previous=before if changed else gpu.previous,
-        transaction=None,
-        outcome=Outcome("Ready", AS_WISHED, changed),
-    )
+    outcome = Outcome("Ready", AS_WISHED, target != before)
+    return replace(gpu.changed_from(before, target), transaction=None, outcome=outcome)
 
 
 def _ended(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, outcome: Outcome | None) -> GpuRecord:
     """Given up half way: what is there of ours stays ours, and `migd rollback` can still go to the layout before."""
-    ours = transaction.owned | transaction.made
-    if transaction.adopted:
-        ours |= transaction.before.instances
-    return replace(gpu, owned=now.geometry & ours, previous=transaction.before, transaction=None, outcome=outcome)
+    owned = gpu.owned & now.geometry
+    return replace(gpu.left_at(transaction.before), owned=owned, transaction=None, outcome=outcome)
 
 
 def _by_index(uuids: tuple[str, ...], seen: Seen) -> list[str]:

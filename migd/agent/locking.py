@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -29,21 +29,21 @@ class StateDirError(Exception):
 def exclusive(folder: Path) -> Iterator[None]:
     """Hold the machine's lock. LockHeldError where a live process has it; StateDirError where it cannot be made."""
     path = folder / FILE
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StateDirError(
-            f"cannot use the state folder {folder}: {error.strerror}. Name another with --state-dir"
-        ) from error
-    try:
+    with ExitStack() as stack:
         try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            stack.callback(
+                os.close, handle
+            )  # the lock goes with it; the file stays, so that no two lock different files
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode("ascii"), 0)
         except BlockingIOError:
             text = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
             raise LockHeldError(path, int(text) if text.isdigit() else None) from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode("ascii"), 0)
+        except OSError as error:
+            raise StateDirError(
+                f"cannot use the state folder {folder}: {error.strerror}. Name another with --state-dir"
+            ) from error
         yield
-    finally:
-        os.close(handle)  # the lock goes with it; the file stays, so that no two processes lock different files

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from migd.mig.geometry import EMPTY, Geometry, Layout
@@ -40,18 +40,15 @@ class Transaction:
     """One GPU being changed. Written before the first effect, gone when the GPU is verified or given up.
 
     before: the layout to go back to. target: the layout to reach; None until the driver lists profiles, MIG being on.
-    back: on the way back to `before`, for `cause`. owned: what was ours before. adopted: foreign instances are
-    treated as ours. hold: on failure stop where it is, instead of going back.
+    back: on the way back to `before`, for `cause`. hold: on failure stop where it is, instead of going back.
     step: the operation last begun. tries: how often in a row. error: what it last answered. resets: GPU resets tried
     since the mode was last asked for. touched: an operation was begun. turns: operations begun in all.
-    not_before_s: on the clock; the next try is not earlier.
+    not_before_s: on the clock; the next try is not earlier. parked: at rest, until the next command goes on with it.
     """
 
     order_id: str
     before: Layout
     target: Layout | None
-    owned: Geometry = EMPTY
-    adopted: bool = False
     hold: bool = False
     back: bool = False
     cause: Cause | None = None
@@ -63,11 +60,6 @@ class Transaction:
     turns: int = 0
     not_before_s: float = 0.0
     parked: bool = False
-
-    @property
-    def made(self) -> Geometry:
-        """The instances that this transaction creates on its way forward."""
-        return self.target.instances - self.before.instances if self.target else EMPTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +75,10 @@ class AwaitingReboot:
 class GpuRecord:
     """What this machine's record says of one GPU.
 
-    owned: instances migd made here, or adopted; all others are foreign. previous: the layout before the last change,
-    which `migd rollback` returns to.
+    owned: instances that migd began to create here, or adopted, and that were there ever since; all others are foreign
+    and are never destroyed. previous: the layout before the last change, which `migd rollback` returns to.
+    older: what `previous` was before a change was given up half way or lost to a reboot. Until one ends well,
+    `previous` is the layout that counts as there, whatever is found; None while nothing of the kind happened.
     """
 
     owned: Geometry = EMPTY
@@ -92,6 +86,22 @@ class GpuRecord:
     transaction: Transaction | None = None
     awaiting: AwaitingReboot | None = None
     outcome: Outcome | None = None
+    older: Layout | None = None
+
+    @property
+    def before(self) -> Layout | None:
+        """The layout that a rollback returns to; None where migd has changed nothing yet."""
+        return self.previous if self.transaction is None or self.older is not None else self.transaction.before
+
+    def left_at(self, before: Layout) -> GpuRecord:
+        """The record once a change that began from `before` has not ended well."""
+        return self if self.older is not None else replace(self, previous=before, older=self.previous or before)
+
+    def changed_from(self, before: Layout, target: Layout) -> GpuRecord:
+        """The record once a change from `before` to `target` has ended well."""
+        if self.older is not None:
+            return replace(self, previous=self.older if target == self.previous else self.previous, older=None)
+        return self if target == before else replace(self, previous=before)
 
 
 @dataclass(frozen=True, slots=True)

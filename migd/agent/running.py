@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
@@ -18,7 +19,6 @@ from migd.nvml.errors import (
     HungError,
     InUseError,
     LostError,
-    ModeRefusedError,
     NoPermissionError,
     UnreadableError,
 )
@@ -102,15 +102,21 @@ def _carry_out(machine: Machine, effect: Effect, listen: Listener) -> Cause | No
     """Do one effect; what it answered, where it failed."""
     if isinstance(effect, LookAgain):
         return None
-    listen(Progress(effect, done=False))
+    _tell(listen, Progress(effect, done=False))
     began = machine.clock.now_s()
     error: Cause | None = None
     if isinstance(effect, Pause):
         machine.clock.sleep(effect.seconds)
     else:
         error = _perform(machine, effect)
-    listen(Progress(effect, True, machine.clock.now_s() - began, error.message if error else ""))
+    _tell(listen, Progress(effect, True, machine.clock.now_s() - began, error.message if error else ""))
     return error
+
+
+def _tell(listen: Listener, progress: Progress) -> None:
+    """Say how it goes; that nobody reads it any more (a closed pipe) is no reason to stop half way."""
+    with suppress(OSError):
+        listen(progress)
 
 
 def _perform(machine: Machine, operation: Operation) -> Cause | None:
@@ -123,7 +129,9 @@ def _perform(machine: Machine, operation: Operation) -> Cause | None:
     except HungError:
         raise  # NVML answers nobody any more: the record stays open, and says what was begun
     except ResetRefusedError as error:
-        return Cause("ResetRefused", str(error))
+        users = _users(machine, operation)
+        # Without anybody whose end would allow it, only a reboot can do what the reset was for.
+        return Cause("ResetRefused" if users else "RebootRequired", f"the GPU reset was refused: {error}{users}")
     except GpuError as error:
         return Cause(reason_of(error), _told(machine, operation, error))
     return None
@@ -138,8 +146,6 @@ def reason_of(error: GpuError) -> str:
             return "NoPermission"
         case LostError():
             return "GPUUnhealthy"
-        case ModeRefusedError():
-            return "ModeChangeFailed"
     return "NVMLError"
 
 
@@ -149,10 +155,14 @@ def _told(machine: Machine, operation: Operation, error: GpuError) -> str:
         operation, SetMode | DestroyComputeInstances | DestroyGpuInstance
     ):
         return str(error)
+    users = _users(machine, operation)
+    return f"{error}{users or '. NVML lists no process; a monitor such as the DCGM host engine may hold it'}"
+
+
+def _users(machine: Machine, operation: Operation) -> str:
+    """Who has the GPU's device file open, to be added to a sentence; "" for nobody."""
     users = [_holder(Holder(pid), machine.processes) for pid in machine.processes.device_users(operation.gpu_uuid)]
-    if not users:
-        return f"{error}. NVML lists no process; a monitor such as the DCGM host engine may hold it"
-    return f"{error}. The device file is open in {', '.join(map(str, users))}"
+    return f". The device file is open in {', '.join(map(str, users))}" if users else ""
 
 
 def _named(gpu: SeenGpu, processes: Processes) -> SeenGpu:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from migd.mig.geometry import EMPTY, Geometry, Layout, by_start
+from migd.mig.geometry import Geometry, Layout, by_start
 from migd.mig.observed import SeenGpu, SeenInstance
 from migd.mig.operations import (
     CreateComputeInstance,
@@ -29,19 +29,21 @@ class InTheWay:
 
     def __str__(self) -> str:
         who = ", ".join(map(str, self.what.holders)) or "an unknown client"
-        name = str(self.what.instance) if isinstance(self.what, SeenInstance) else "the GPU"
-        return f"{name} is in use by {who}"
+        if not isinstance(self.what, SeenInstance):
+            return f"the GPU is in use by {who}"
+        return f"{self.what.instance} " + (f"is in use by {who}" if self.what.in_use else "was not made by migd")
 
 
-def next_operation(seen: SeenGpu, goal: Layout, strangers: Geometry = EMPTY) -> Operation | InTheWay | None:
+def next_operation(seen: SeenGpu, goal: Layout, ours: Geometry) -> Operation | InTheWay | None:
     """The one operation to do now, what is in the way of it, or None where the GPU is as `goal` says.
 
-    None means verified: mode settled, exactly the goal's instances, each with one compute instance spanning it.
-    strangers: instances that are nobody's business here; they are neither wanted nor touched.
+    None means verified: mode settled, the goal's instances there and none of ours besides, each of ours with one
+    compute instance spanning it. ours: all that may be destroyed, wholly or in part; nothing else ever is.
     A mode that was asked for and is not active yet yields SetMode again: asking an idle GPU again activates it.
     """
-    surplus = _in_order(s for s in seen.instances if s.instance not in goal.instances | strangers)
-    odd = _in_order(s for s in seen.instances if s.instance in goal.instances and not s.whole and s.compute_instances)
+    mine = [s for s in _in_order(seen.instances) if s.instance in ours]
+    surplus = [s for s in mine if s.instance not in goal.instances]
+    odd = [s for s in mine if s.instance in goal.instances and not s.whole and s.compute_instances]
     for there in (*surplus, *odd):
         if there.in_use:
             return InTheWay(there)
@@ -51,7 +53,7 @@ def next_operation(seen: SeenGpu, goal: Layout, strangers: Geometry = EMPTY) -> 
     for there in surplus:
         return DestroyGpuInstance(seen.uuid, there.instance)
     if seen.mode is not None and not (seen.mode.settled and seen.mode.current == goal.mig):
-        return InTheWay(seen) if _mode_blocked(seen, goal) else SetMode(seen.uuid, goal.mig)
+        return _against_mode(seen, goal) or SetMode(seen.uuid, goal.mig)
     for missing in by_start(goal.instances - seen.geometry):
         return CreateGpuInstance(seen.uuid, missing)
     for bare in _in_order(s for s in seen.instances if s.instance in goal.instances and not s.compute_instances):
@@ -59,10 +61,14 @@ def next_operation(seen: SeenGpu, goal: Layout, strangers: Geometry = EMPTY) -> 
     return None
 
 
-def _mode_blocked(seen: SeenGpu, goal: Layout) -> bool:
-    """A change of the current mode needs nobody on the GPU; taking back a pending one disturbs nobody."""
+def _against_mode(seen: SeenGpu, goal: Layout) -> InTheWay | None:
+    """A change of the current mode needs nobody and nothing on the GPU; taking back a pending one disturbs nobody."""
     assert seen.mode is not None
-    return seen.mode.current != goal.mig and seen.in_use
+    if seen.mode.current == goal.mig:
+        return None
+    for there in _in_order(seen.instances):
+        return InTheWay(there)  # a GPU reset, which may follow, would end it
+    return InTheWay(seen) if seen.in_use else None
 
 
 def _in_order(found: Iterable[SeenInstance]) -> list[SeenInstance]:

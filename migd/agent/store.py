@@ -28,6 +28,10 @@ class RecordError(Exception):
     """The record cannot be read or written; the text says where and what to do."""
 
 
+class NewerError(ValueError):
+    """A record of a version that this migd does not know yet."""
+
+
 class FileStore:
     """Keeps the record of one machine in a folder. One writer at a time: see `locking`."""
 
@@ -44,6 +48,10 @@ class FileStore:
             raise RecordError(f"cannot read the record {self.path}: {error}") from error
         try:
             return decode(text)
+        except NewerError as error:
+            raise RecordError(
+                f"the record {self.path} is of {error}. Nothing was touched. Use the newer migd"
+            ) from error
         except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
             raise RecordError(
                 f"the record {self.path} is damaged ({error}). Nothing was touched. Compare `migd gpus` with what you "
@@ -84,8 +92,10 @@ def encode(record: Record) -> str:
 def decode(text: str) -> Record:
     """The record that `encode` wrote; ValueError, KeyError or TypeError for anything else."""
     body = json.loads(text)
-    if not isinstance(body, dict) or body.get("version") != VERSION:
-        found = body.get("version") if isinstance(body, dict) else None
+    found = body.get("version") if isinstance(body, dict) else None
+    if isinstance(found, int) and found > VERSION:
+        raise NewerError(f"version {found}, which a newer migd wrote; this one reads version {VERSION}")
+    if found != VERSION:
         raise ValueError(f"its version is {found!r}; this migd reads version {VERSION}")
     return Record(body["bootId"], body["orderId"], {uuid: _gpu_in(gpu) for uuid, gpu in body["gpus"].items()})
 
@@ -97,6 +107,7 @@ def _gpu_out(gpu: GpuRecord) -> dict[str, Any]:
         "transaction": _transaction_out(gpu.transaction),
         "awaiting": asdict(gpu.awaiting) if gpu.awaiting else None,
         "outcome": asdict(gpu.outcome) if gpu.outcome else None,
+        "older": _layout_out(gpu.older),
     }
 
 
@@ -108,6 +119,7 @@ def _gpu_in(body: dict[str, Any]) -> GpuRecord:
         _transaction_in(body["transaction"]),
         AwaitingReboot(**body["awaiting"]) if body["awaiting"] else None,
         Outcome(outcome["phase"], Cause(**outcome["cause"]), outcome["changed"]) if outcome else None,
+        _layout_in(body["older"]),
     )
 
 
@@ -118,14 +130,13 @@ def _transaction_out(transaction: Transaction | None) -> dict[str, Any] | None:
     return plain | {
         "before": _layout_out(transaction.before),
         "target": _layout_out(transaction.target),
-        "owned": _geometry_out(transaction.owned),
         "cause": asdict(transaction.cause) if transaction.cause else None,
         "error": asdict(transaction.error) if transaction.error else None,
     }
 
 
 _PLAIN: Final = (
-    *("order_id", "adopted", "hold", "back", "step", "tries"),
+    *("order_id", "hold", "back", "step", "tries"),
     *("resets", "touched", "turns", "not_before_s", "parked"),
 )
 
@@ -139,7 +150,6 @@ def _transaction_in(body: dict[str, Any] | None) -> Transaction | None:
     return Transaction(
         before=before,
         target=_layout_in(body["target"]),
-        owned=_geometry_in(body["owned"]),
         cause=Cause(**body["cause"]) if body["cause"] else None,
         error=Cause(**body["error"]) if body["error"] else None,
         **{name: body[name] for name in _PLAIN},

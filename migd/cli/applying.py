@@ -10,7 +10,7 @@ import typer
 
 from migd.agent.deciding import Pause
 from migd.agent.orders import Order, order_id
-from migd.agent.records import GpuRecord, Outcome, Record
+from migd.agent.records import Outcome, Record
 from migd.agent.running import Listener, Progress, look, run
 from migd.cli import printing
 from migd.cli.exits import CliError, Exit, exit_of, worst
@@ -18,7 +18,6 @@ from migd.cli.inputs import given, ordered
 from migd.cli.machines import Opened, opened
 from migd.cli.options import Config, File, Format, Output, Simulate, State, StateDir
 from migd.cli.planning import show
-from migd.mig.geometry import Layout
 from migd.mig.observed import SeenGpu
 from migd.plans.fields import seconds_of
 
@@ -69,7 +68,7 @@ def rollback(
         if left is not None and left.open:
             printing.note("first, what was under way is finished or undone")
         record = run(here.machine, None, progress(seen.gpus))
-        goals = {uuid: layout for uuid, gpu in record.gpus.items() if (layout := before(gpu)) is not None}
+        goals = {uuid: layout for uuid, gpu in record.gpus.items() if (layout := gpu.before) is not None}
         here_now = {gpu.uuid for gpu in seen.gpus}
         for uuid in sorted(goals.keys() - here_now):
             printing.note(f"{uuid} is not in this machine any more and is left out")
@@ -78,11 +77,6 @@ def rollback(
             raise CliError(Exit.FAILED, "there is no earlier layout to return to: migd has changed no GPU here yet")
         text = "\n".join(f"{uuid} {layout} {sorted(layout.instances)}" for uuid, layout in sorted(goals.items()))
         return _carry_out(here, Order(order_id(text), goals), look(here.machine).gpus, output)
-
-
-def before(gpu: GpuRecord) -> Layout | None:
-    """The layout that a rollback returns to; None where migd has changed nothing yet."""
-    return gpu.transaction.before if gpu.transaction is not None else gpu.previous
 
 
 def _carry_out(here: Opened, order: Order, gpus: Sequence[SeenGpu], output: Format) -> int:

@@ -106,12 +106,6 @@ class HungError(GpuError):
     advice = "it has not returned; if it changes the GPU, whether it took effect is not known"
 
 
-class ModeRefusedError(GpuError):
-    """The mode request was recorded but can never become active here (activationStatus NOT_SUPPORTED)."""
-
-    advice = "MIG mode cannot be activated on this machine, as in a virtual machine that may not reset its GPU"
-
-
 class UnreadableError(GpuError):
     """A GPU that is there cannot be read now; the hint says what it answered. A later look may succeed."""
 

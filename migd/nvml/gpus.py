@@ -24,7 +24,7 @@ from migd.mig.operations import (
 )
 from migd.nvml.callers import Caller, ThreadCaller
 from migd.nvml.calls import Handle, Library, is_gone
-from migd.nvml.errors import GoneError, GpuError, ModeRefusedError, NotSupportedError, UnknownGpuError, error_for
+from migd.nvml.errors import GoneError, GpuError, NotSupportedError, UnknownGpuError, error_for
 from migd.nvml.instances import Found, Instances
 from migd.nvml.looking import Looking
 from migd.nvml.session import Deadlines
@@ -34,6 +34,11 @@ T = TypeVar("T")
 _DEFAULT_DEADLINES: Final = Deadlines()
 _SET_MODE: Final = "nvmlDeviceSetMigMode"
 _CREATE: Final = "nvmlDeviceCreateGpuInstanceWithPlacement"
+_NOTED: Final = (
+    pynvml.NVML_SUCCESS,
+    pynvml.NVML_ERROR_RESET_REQUIRED,  # pending until a reset or a reboot
+    pynvml.NVML_ERROR_NOT_SUPPORTED,  # as nvidia-smi shows it in a virtual machine that may not reset: pending as well
+)
 _MIG_OFF: Final = "MIG mode is off on this GPU"
 
 
@@ -120,9 +125,7 @@ class NvmlGpus:
         finally:
             self._looking.forget(uuid)
         # The activation status is returned, never raised: success of the call says no more than "noted".
-        if status == pynvml.NVML_ERROR_NOT_SUPPORTED:
-            raise ModeRefusedError(_SET_MODE, uuid, status)
-        if status not in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_RESET_REQUIRED):
+        if status not in _NOTED:
             raise error_for(_SET_MODE, uuid, status)
 
     def _destroy_compute_instances(self, uuid: str, instance: GpuInstance) -> None:

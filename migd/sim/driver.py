@@ -54,7 +54,8 @@ def set_mode(core: Core, gpu: Gpu, enable: bool, pid: int) -> int:
     if gpu.mig == enable:  # takes a pending change back
         return int(pynvml.NVML_SUCCESS)
     if switches.vm and not model.resetless:  # [4]
-        return int(pynvml.NVML_ERROR_RESET_REQUIRED)
+        stuck = switches.vm_refuses_reset
+        return int(pynvml.NVML_ERROR_NOT_SUPPORTED if stuck else pynvml.NVML_ERROR_RESET_REQUIRED)
     core.spend(durations()["mode_resetless" if model.resetless else "mode_with_reset"])
     if switches.mode_change_never_takes:
         return int(pynvml.NVML_SUCCESS)
@@ -88,6 +89,8 @@ def reset_hinders(machine: Machine, gpu: Gpu) -> str:
     """Why this GPU cannot be reset now; "" where it can [47]."""
     if gpu.lost:
         return f"GPU {gpu.bus_id}: GPU is lost"
+    if machine.switches.vm and machine.switches.vm_refuses_reset:
+        return f"Resetting GPU {gpu.bus_id} is not supported."
     linked = _linked(machine, gpu)
     if linked:
         return linked

@@ -16,6 +16,7 @@ class Switches:
     """Behaviours of the whole machine.
 
     vm: a pass-through VM: on Ampere a mode change answers RESET_REQUIRED and is pending until a reboot.
+    vm_refuses_reset: and its hypervisor allows no GPU reset: the answer is then NOT_SUPPORTED, pending all the same.
     mode_change_never_takes: accepted, but current stays as it is, also after a reset or reboot.
     disable_with_instances: how MIG off is refused while instances exist: "return" raises IN_USE, "status" returns it.
     busy_resetless_mode: Hopper and later, a busy GPU: "switches" at once (the first instance then fails), or "in-use".
@@ -41,6 +42,7 @@ class Switches:
     """
 
     vm: bool = False
+    vm_refuses_reset: bool = False
     mode_change_never_takes: bool = False
     disable_with_instances: str = "return"
     busy_resetless_mode: str = "switches"

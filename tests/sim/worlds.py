@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from migd.agent.orders import Order
 from migd.agent.records import Record
-from migd.agent.running import Machine, look, run
+from migd.agent.running import Listener, Machine, look, run
 from migd.agent.simulated import simulated
 from migd.agent.store import RecordError, decode, encode
 from migd.mig.geometry import Layout
@@ -53,10 +53,10 @@ class World:
         self.lives += 1
         return simulated(self.host, self.store, PIDS_FROM + self.lives)
 
-    def attempt(self, order: Order | None) -> str:
+    def attempt(self, order: Order | None, listen: Listener = lambda progress: None) -> str:
         """One command: "done", or how it died."""
         try:
-            run(self.machine(), order)
+            run(self.machine(), order, listen)
         except SimulatedCrash:
             return "crashed"
         except GpuError as error:
@@ -64,6 +64,12 @@ class World:
         except RecordError as error:
             return f"could not save: {error}"
         return "done"
+
+    def roll_back(self) -> str:
+        """What `migd rollback` does."""
+        answer = self.attempt(None)
+        goals = {uuid: before for uuid, gpu in self.record().gpus.items() if (before := gpu.before) is not None}
+        return answer if answer != "done" else self.attempt(Order(f"rollback {goals}", dict(goals)))
 
     def seen(self) -> tuple[SeenGpu, ...]:
         """The machine as an agent sees it."""

@@ -51,6 +51,12 @@ def test_the_lock_can_be_taken_again_and_again(tmp_path: Path) -> None:
             pass
 
 
+def test_a_disk_that_is_full_when_the_lock_is_taken_is_said_to_be_so(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to("/dev/full")
+    with pytest.raises(StateDirError, match="--state-dir"), exclusive(tmp_path):
+        pass
+
+
 def test_a_folder_that_cannot_be_made_is_said_to_be_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateDirError, match="--state-dir"), exclusive(tmp_path / "file" / "below"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from migd.agent.steps import InTheWay, next_operation
-from migd.mig.geometry import GpuInstance, Layout
+from migd.mig.geometry import EMPTY, GpuInstance, Layout
 from migd.mig.observed import Holder, MigMode, SeenComputeInstance, SeenGpu, SeenInstance
 from migd.mig.operations import (
     CreateComputeInstance,
@@ -39,7 +39,7 @@ def walk(seen: SeenGpu, goal: Layout) -> list[str]:
     """Every operation until the goal, done on the value as hardware would do it."""
     done = []
     for _ in range(50):
-        step = next_operation(seen, goal)
+        step = next_operation(seen, goal, seen.geometry)
         if step is None:
             return done
         assert not isinstance(step, InTheWay)
@@ -96,17 +96,18 @@ def test_mig_is_turned_on_first() -> None:
 
 
 def test_anything_in_use_that_must_go_is_found_before_the_first_operation() -> None:
-    step = next_operation(gpu(there(ONE), there(TWO, in_use=True)), Layout(True))
+    step = next_operation(gpu(there(ONE), there(TWO, in_use=True)), Layout(True), frozenset({ONE, TWO}))
     assert isinstance(step, InTheWay)
     assert str(step) == "2g.10gb@2 is in use by pid 4711"
 
 
 def test_a_gpu_in_use_as_a_whole_blocks_a_mode_change() -> None:
-    assert isinstance(next_operation(gpu(on=False, in_use=True), Layout(True)), InTheWay)
+    assert isinstance(next_operation(gpu(on=False, in_use=True), Layout(True), EMPTY), InTheWay)
 
 
 def test_taking_back_a_pending_mode_disturbs_nobody_and_is_done_on_a_busy_gpu() -> None:
-    step = next_operation(gpu(there(ONE, in_use=True), pending=False, in_use=True), Layout(True, frozenset({ONE})))
+    seen = gpu(there(ONE, in_use=True), pending=False, in_use=True)
+    step = next_operation(seen, Layout(True, frozenset({ONE})), frozenset({ONE}))
     assert step == SetMode(UUID, True)
 
 
@@ -123,11 +124,17 @@ def test_a_narrow_compute_instance_is_replaced_by_one_that_spans_the_instance() 
     ]
 
 
-def test_strangers_are_neither_wanted_nor_touched() -> None:
-    seen = gpu(there(ONE, ()), there(TWO, in_use=True))
-    assert next_operation(seen, Layout(True), frozenset({ONE, TWO})) is None
+def test_what_is_not_ours_is_neither_destroyed_nor_emptied() -> None:
+    seen = gpu(there(ONE, ()), there(TWO, in_use=True), there(THREE, NARROW))
+    assert next_operation(seen, Layout(True, frozenset({THREE})), EMPTY) is None
+
+
+def test_what_is_not_ours_is_in_the_way_of_a_mode_change() -> None:
+    step = next_operation(gpu(there(ONE), there(TWO)), Layout(False), EMPTY)
+    assert isinstance(step, InTheWay)
+    assert str(step) == "1g.5gb@0 was not made by migd"
 
 
 def test_nothing_to_do_on_a_gpu_without_mig() -> None:
     seen = replace(gpu(), mode=None)
-    assert next_operation(seen, Layout(False)) is None
+    assert next_operation(seen, Layout(False), EMPTY) is None

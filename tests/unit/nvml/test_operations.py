@@ -23,7 +23,6 @@ from migd.nvml import (
     GpuError,
     InUseError,
     LostError,
-    ModeRefusedError,
     NoPermissionError,
     NoRoomError,
     NotSupportedError,
@@ -290,8 +289,9 @@ def test_a_mode_change_that_takes_is_seen_by_the_next_look(enable):
     assert gpus.look()[0].mig_on is enable
 
 
-def test_a_reset_or_reboot_to_come_is_no_error_and_the_mode_is_pending():
-    gpus = NvmlGpus(Scripted(Gpu(UUID, status=pynvml.NVML_ERROR_RESET_REQUIRED)), Inline())
+@pytest.mark.parametrize("status", [pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_NOT_SUPPORTED])
+def test_a_reset_or_reboot_to_come_is_no_error_and_the_mode_is_pending(status):
+    gpus = NvmlGpus(Scripted(Gpu(UUID, status=status)), Inline())
     gpus.perform(SetMode(UUID, True))
     mode = gpus.look()[0].mode
     assert (mode.current, mode.pending, mode.settled) == (False, True, False)
@@ -305,7 +305,7 @@ def test_a_change_that_says_success_and_does_not_take_is_left_to_the_look():
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [(19, InUseError), (3, ModeRefusedError), (4, NoPermissionError), (15, LostError), (999, GpuError)],
+    [(19, InUseError), (4, NoPermissionError), (15, LostError), (999, GpuError)],
 )
 def test_an_activation_status_is_an_error_by_itself(code, kind):
     gpus = NvmlGpus(Scripted(Gpu(UUID, status=code)), Inline())
