@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pickle
 from pathlib import Path
 
 from migd.sim.errors import SimFileError
@@ -23,6 +24,7 @@ class MachineFile:
         self._descriptor: int | None = None
         self._seen: tuple[int, int, int] | None = None
         self._text = ""
+        self._held = b""
 
     def lock(self) -> None:
         """Wait until no other process is inside, and enter."""
@@ -57,13 +59,17 @@ class MachineFile:
             raise SimFileError(f"{self.path}: not a simulated machine: it holds no JSON document ({error})") from error
         except SimFileError as error:
             raise SimFileError(f"{self.path}: {error}; give another path, or remove the file yourself") from error
-        self._seen, self._text = seen, text
+        self._seen, self._text, self._held = seen, text, b""
         return machine
 
     def write(self, machine: Machine) -> None:
         """Replace the document, if it would differ."""
+        held = pickle.dumps(machine)
+        if held == self._held:
+            return  # equal bytes are an equal machine; most calls only read, and a document takes far longer to make
         text = json.dumps(to_json(machine), separators=(",", ":"))
         if text == self._text:
+            self._held = held
             return
         new = self.path.with_name(f".{self.path.name}.{os.getpid()}.new")
         try:
@@ -73,7 +79,7 @@ class MachineFile:
         except OSError as error:
             new.unlink(missing_ok=True)
             raise SimFileError(f"{self.path}: cannot be written: {error.strerror}") from error
-        self._seen, self._text = (state.st_ino, state.st_mtime_ns, state.st_size), text
+        self._seen, self._text, self._held = (state.st_ino, state.st_mtime_ns, state.st_size), text, held
 
     def close(self) -> None:
         """Give the lock file back."""
