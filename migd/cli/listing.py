@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 from migd.agent.records import Record
 from migd.agent.running import look
@@ -17,8 +18,9 @@ from migd.cli.options import Document, DocumentOutput, Format, Output, Simulate,
 from migd.mig.geometry import summary
 from migd.mig.observed import Holder, SeenGpu
 from migd.plans.export import plan_from
+from migd.plans.plan import Plan
 from migd.plans.preview import by_pid
-from migd.plans.problems import BadInput
+from migd.plans.problems import BadInput, problems_of
 from migd.plans.rendering import gpus_json, layout_json
 
 NOBODY_NAMED = "not known: NVML names nobody, as for monitors, or this user may not ask"
@@ -48,7 +50,7 @@ def gpus(
     if holders:
         printing.line("")
         printing.table(*tables.without_blank(("HELD", "PID", "COMMAND", "CONTAINER"), holders, "CONTAINER"))
-    printing.notes(wording.said_once(_remarks(seen)))
+    printing.notes(wording.said_once(_remarks(seen), ": "))
     say_unfinished(record, seen)
 
 
@@ -99,8 +101,10 @@ def export(
         plan = plan_from(seen, name)
     except BadInput as error:
         raise CliError(Exit.FAILED, error.problems[0].message) from error
+    except ValidationError as error:
+        raise CliError(Exit.USAGE, f"--name: {problems_of(error, Plan)[0].message}") from error
     left_out = [(gpu.index, "cannot do MIG, or is lost, and is left out") for gpu in seen if gpu.mode is None]
-    printing.notes(wording.said_once(left_out))
+    printing.notes(wording.said_once(left_out, ": "))
     print_plan(plan, output)
 
 
@@ -146,8 +150,8 @@ def _holder(what: str, holder: Holder) -> tables.Row:
 
 def _remarks(gpus: Iterable[SeenGpu]) -> Iterable[tuple[int, str]]:
     for gpu in gpus:
-        for there in gpu.instances:
-            if not there.whole:
-                yield gpu.index, f"{there.instance} has no whole compute instance; the next apply makes it anew"
+        broken = [there.instance for there in gpu.instances if not there.whole]
+        if broken:
+            yield gpu.index, f"{wording.places(broken)} cannot be used: no whole compute instance; apply repairs it"
         if gpu.trouble:
             yield gpu.index, f"must not be worked on: {gpu.trouble}"

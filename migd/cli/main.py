@@ -13,7 +13,7 @@ from migd.agent.locking import LockHeldError, StateDirError
 from migd.agent.store import RecordError
 from migd.cli import printing
 from migd.cli.exits import CliError, Exit
-from migd.nvml.errors import GpuError
+from migd.nvml.errors import GpuError, NoDriverError
 
 COMMANDS: Final = {
     "gpus": ("migd.cli.listing", "gpus"),
@@ -59,18 +59,12 @@ def run(arguments: Sequence[str]) -> int:
         return _say(str(error), Exit.BLOCKED)
     except (RecordError, StateDirError) as error:
         return _say(str(error), Exit.FAILED)
+    except NoDriverError as error:
+        return _say(f"{error}. To see migd at work without GPUs: migd gpus --simulate 8xa100-80gb", Exit.FAILED)
     except GpuError as error:
-        return _say(
-            f"{error}. What was under way, if anything, is finished or undone by the next `migd apply` or "
-            "`migd rollback`",
-            Exit.FAILED,
-        )
+        return _say(_with_what_follows(f"{error}.", words), Exit.FAILED)
     except (typer.Abort, KeyboardInterrupt):
-        return _say(
-            "interrupted; what was under way, if anything, is finished or undone by the next `migd apply` or "
-            "`migd rollback`",
-            Exit.INTERRUPTED,
-        )
+        return _say(_with_what_follows("interrupted.", words), Exit.INTERRUPTED)
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's usage errors
             if type(error).__name__ == "NoArgsIsHelpError":  # its text is the help itself
@@ -126,6 +120,13 @@ def _wait_joined(arguments: Sequence[str]) -> list[str]:
         else:
             words.append(WAIT_BARE if word == "--wait-idle" else word)
     return words
+
+
+def _with_what_follows(message: str, words: Sequence[str]) -> str:
+    """The message; after a command that changes GPUs, with what becomes of a change that was under way."""
+    if words[:1] not in (["apply"], ["rollback"]):
+        return message
+    return f"{message} The next `migd apply` or `migd rollback` finishes or undoes what was under way, if anything"
 
 
 def _is_simulators(error: Exception) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from migd.agent.records import Record
 from migd.agent.running import look
 from migd.cli import printing, wording
 from migd.cli.exits import CliError, Exit, reason_exit, worst
@@ -14,8 +15,11 @@ from migd.cli.inputs import Given, given, ordered, print_plan
 from migd.cli.listing import say_unfinished
 from migd.cli.machines import Opened, opened
 from migd.cli.options import Config, Document, DocumentOutput, File, Format, Output, Simulate, State, StateDir
+from migd.mig.observed import SeenGpu
 from migd.plans.preview import GpuPreview, Preview, preview
 from migd.plans.rendering import to_json
+
+WAITS = "needs a reboot (RebootRequired): until then apply can do no more on it"
 
 
 def plan(
@@ -38,16 +42,26 @@ def plan(
 def show(here: Opened, what: Given, output: Format) -> int:
     """Print the preview of a plan on a machine; the exit code that says what it found."""
     seen = look(here.machine, waiting=printing.note)
-    _, notes = ordered(what, seen.gpus)
+    order, notes = ordered(what, seen.gpus)
     record = here.machine.store.load()
+    waiting = [gpu for gpu in seen.gpus if record and _awaits_reboot(record, gpu, order.id, seen.boot_id)]
     found = preview(what.plan, seen.gpus, record.owned if record else {})
     printing.notes((*what.notes, *notes))
     if output is Format.TABLE:
         table(found)
     else:
         printing.document(to_json(found), output)
+    for sentence in wording.said_once((gpu.index, WAITS) for gpu in waiting):
+        printing.aside(sentence)
     say_unfinished(record, seen.gpus)
-    return worst(map(_code, found.gpus))
+    return worst([*map(_code, found.gpus), *(Exit.BLOCKED for _ in waiting)])
+
+
+def _awaits_reboot(record: Record, gpu: SeenGpu, order_id: str, boot_id: str) -> bool:
+    """Whether this plan was applied already and only a reboot can go on with it."""
+    waits = record.gpu(gpu.uuid).awaiting
+    asked = waits is not None and (waits.order_id, waits.boot_id) == (order_id, boot_id)
+    return asked and gpu.mode is not None and gpu.mode.current != waits.mig
 
 
 def _code(gpu: GpuPreview) -> Exit:
@@ -65,7 +79,7 @@ def table(found: Preview) -> None:
     printing.line(f"\n{summed(found)}")
     for sentence in wording.said_once(_reasons(found.gpus)):
         printing.aside(sentence)
-    printing.notes(wording.said_once((gpu.index, text) for gpu in found.gpus for text in gpu.notes))
+    printing.notes(wording.said_once(((g.index, text) for g in found.gpus for text in g.notes), ": "))
 
 
 def _cells(gpu: GpuPreview) -> tuple[str, ...]:
@@ -119,7 +133,7 @@ def summed(found: Preview) -> str:
         f"{sum(len(gpu.create) for gpu in changing)} created",
     ]
     repaired = sum(len(gpu.repair) for gpu in changing)
-    modes = [f"MIG {word} on {n}" for way, word in _MODES if (n := sum(g.mode_change == way for g in changing))]
+    modes = [f"MIG {word} for {n}" for way, word in _MODES if (n := sum(g.mode_change == way for g in changing))]
     resets = sum(gpu.reset for gpu in changing)
     parts += [f"{repaired} repaired"] * bool(repaired) + modes + [f"{resets} reset"] * bool(resets)
     return f"{wording.count(len(changing), 'GPU')} would change: {', '.join(parts)}."

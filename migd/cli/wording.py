@@ -52,12 +52,12 @@ def together(rows: Iterable[tuple[int, tuple[str, ...]]]) -> list[tuple[str, ...
     return [(ranges(indices), *cells) for cells, indices in alike.items()]
 
 
-def said_once(texts: Iterable[tuple[int, str]]) -> list[str]:
+def said_once(texts: Iterable[tuple[int, str]], link: str = " ") -> list[str]:
     """What is to be said of GPUs, each sentence once, after the GPUs it is about: "GPU 0–7 refused: …"."""
     alike: dict[str, list[int]] = {}
     for index, text in texts:
         alike.setdefault(text, []).append(index)
-    return [f"{numbered(indices)} {text}" for text, indices in alike.items()]
+    return [f"{numbered(indices)}{link}{text}" for text, indices in alike.items()]
 
 
 def seconds(number: float) -> str:
