@@ -60,8 +60,9 @@ def show(here: Opened, what: Given, output: Format) -> int:
 def _awaits_reboot(record: Record, gpu: SeenGpu, order_id: str, boot_id: str) -> bool:
     """Whether this plan was applied already and only a reboot can go on with it."""
     waits = record.gpu(gpu.uuid).awaiting
-    asked = waits is not None and (waits.order_id, waits.boot_id) == (order_id, boot_id)
-    return asked and gpu.mode is not None and gpu.mode.current != waits.mig
+    if waits is None or (waits.order_id, waits.boot_id) != (order_id, boot_id):
+        return False
+    return gpu.mode is not None and gpu.mode.current != waits.mig
 
 
 def _code(gpu: GpuPreview) -> Exit:
