@@ -11,6 +11,10 @@ _CONTAINER: Final = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
 """A container's id in a cgroup path, as containerd, CRI-O and Docker write it."""
 
 
+COMMAND_MAX: Final = 200
+"""Of a command line, so much is told; some are tens of thousands of characters long."""
+
+
 class ProcProcesses:
     """Processes as /proc shows them. proc: its folder, for tests and for agents that mount it elsewhere.
 
@@ -25,7 +29,7 @@ class ProcProcesses:
         folder = self._proc / str(pid)
         try:
             words = (folder / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
-            command = words.decode("utf-8", "replace") or (folder / "comm").read_text(errors="replace").strip()
+            command = _cut(words.decode("utf-8", "replace")) or (folder / "comm").read_text(errors="replace").strip()
             found = _CONTAINER.findall((folder / "cgroup").read_text(errors="replace").replace("\n", "/\n"))
         except OSError:
             return None
@@ -59,3 +63,7 @@ class ProcProcesses:
             if fields.get("GPU UUID") == gpu_uuid:
                 return fields.get("Device Minor")
         return None
+
+
+def _cut(command: str) -> str:
+    return command if len(command) <= COMMAND_MAX else command[: COMMAND_MAX - 1] + "…"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from migd.agent.deciding import Effect, LookAgain, Pause, Seen, accept, decide, failed
 from migd.agent.orders import Order
@@ -49,21 +49,33 @@ class Progress:
 Listener = Callable[[Progress], None]
 
 
-def look(machine: Machine, order: Order | None = None, needed: Collection[str] = ()) -> Seen:
+def look(
+    machine: Machine,
+    order: Order | None = None,
+    needed: Collection[str] = (),
+    waiting: Callable[[str], None] = lambda why: None,
+) -> Seen:
     """Everything a decision looks at, read anew. A driver that is just being reloaded is waited for, briefly.
 
     needed: UUIDs of GPUs that must be readable, else GpuError; others may be `unreadable` in what is returned.
+    waiting: told why when such a wait begins.
     """
     again = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, GpuError) and error.retry),
         stop=stop_after_attempt(6),
         wait=wait_exponential(multiplier=0.5, max=8),
         sleep=machine.clock.sleep,
+        before_sleep=lambda state: _tell_first(state, waiting),
         reraise=True,
     )
     gpus = again(_readable, machine, needed)
     named = tuple(_named(gpu, machine.processes) for gpu in gpus)
     return Seen(machine.boot.boot_id(), machine.clock.now_s(), named, order)
+
+
+def _tell_first(state: RetryCallState, waiting: Callable[[str], None]) -> None:
+    if state.attempt_number == 1 and state.outcome is not None:
+        waiting(f"waiting: {state.outcome.exception()}")
 
 
 def run(machine: Machine, order: Order | None, listen: Listener = lambda progress: None) -> Record:

@@ -2,151 +2,217 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import typer
 
-from migd.agent.deciding import Pause
+from migd.agent.deciding import Seen
 from migd.agent.orders import Order, order_id
-from migd.agent.records import Outcome, Record
-from migd.agent.running import Listener, Progress, look, run
-from migd.cli import printing
-from migd.cli.exits import CliError, Exit, exit_of, worst
+from migd.agent.records import Cause, Outcome, Record
+from migd.agent.running import look, run
+from migd.cli import printing, tables, wording
+from migd.cli.exits import INFEASIBLE_REASONS, CliError, Exit, exit_of, worst
 from migd.cli.inputs import given, ordered
 from migd.cli.machines import Opened, opened
 from migd.cli.options import Config, File, Format, Output, Simulate, State, StateDir
 from migd.cli.planning import show
+from migd.cli.telling import Teller, total
 from migd.mig.observed import SeenGpu
-from migd.plans.fields import seconds_of
+from migd.plans.fields import TIMEOUT_MAX_S, duration_of, seconds_of
+from migd.plans.rendering import layout_json
 
-WAIT_BARE: Final = "--wait-idle=plan"
+WAIT_BARE: Final = "--wait-idle=as the plan says"
 """What a bare --wait-idle stands for: as long as the plan's disruption.timeout."""
 
 
 def apply(
     filename: File,
-    config: Config = "",
+    config: Config = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done, as `plan` does.")] = False,
     wait_idle: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="[=TIME]",
-            help="Wait until the instances that must go are idle, for TIME (90s, 30m, 2h) or the plan's "
-            "disruption.timeout. Without it an instance in use is exit code 4 at once.",
+            help="Wait until the instances that must go are idle: for TIME (90s, 30m, 1h30m), or for the plan's "
+            "disruption.timeout. Without it an instance in use ends the command at once, with 4.",
         ),
-    ] = "",
-    simulate: Simulate = "",
+    ] = None,
+    simulate: Simulate = None,
     state: State = None,
     state_dir: StateDir = None,
     output: Output = Format.TABLE,
 ) -> int:
-    """Make this machine's GPUs as a plan says. Nothing is touched unless all of it can be begun."""
+    """Make this machine's GPUs as a plan says.
+
+    Instances in use keep their place; as few idle ones as possible go.
+    Nothing is touched unless every GPU of the plan can be begun. What fails on the way is put back as it was.
+    """
+    what = given(filename, config)
+    wait_s = _wait_s(wait_idle, what.plan.spec.disruption.timeout_s)
     with opened(simulate, state, state_dir) as here:
         if dry_run:
-            return show(here, filename, config, output)
-        what = given(filename, config)
+            return show(here, what, output)
+        seen = look(here.machine, waiting=printing.note)
+        order, notes = ordered(what, seen.gpus, None if wait_s is None else seen.now_s + wait_s)
+        printing.notes((*what.notes, *notes))
+        never = _never(order, seen.gpus)
+        if never:
+            return _result(Ending(seen.gpus, never, Record(seen.boot_id)), output)
         if what.plan.spec.paused:
-            raise CliError(Exit.BLOCKED, f"{what.source} says paused: true, so nothing is applied")
-        wait_s = _wait_s(wait_idle, what.plan.spec.disruption.timeout_s)
+            raise CliError(Exit.BLOCKED, f"{what.source} says paused: true, so nothing is done")
         with here.exclusively():
-            seen = look(here.machine)
-            until = None if wait_s is None else seen.now_s + wait_s
-            order, notes = ordered(what, seen.gpus, until)
-            printing.notes((*what.notes, *notes))
-            return _carry_out(here, order, seen.gpus, output)
+            return _result(_carry_out(here, order, seen, _left(here, seen.gpus)), output)
 
 
 def rollback(
-    simulate: Simulate = "", state: State = None, state_dir: StateDir = None, output: Output = Format.TABLE
+    simulate: Simulate = None, state: State = None, state_dir: StateDir = None, output: Output = Format.TABLE
 ) -> int:
-    """Return every GPU that migd changed to the layout it had before; once more swaps the two again."""
+    """Return to the layouts before the last change; again swaps.
+
+    Every GPU that migd has changed goes back to the layout that it had before. A second rollback undoes the first.
+    """
     with opened(simulate, state, state_dir) as here, here.exclusively():
+        gpus = look(here.machine, waiting=printing.note).gpus
+        left = _left(here, gpus)
+        teller = Teller(gpus)
+        record = run(here.machine, None, teller)
+        teller.end()
         seen = look(here.machine)
-        left = here.machine.store.load()
-        if left is not None and left.open:
-            printing.note("first, what was under way is finished or undone")
-        record = run(here.machine, None, progress(seen.gpus))
         goals = {uuid: layout for uuid, gpu in record.gpus.items() if (layout := gpu.before) is not None}
         here_now = {gpu.uuid for gpu in seen.gpus}
-        for uuid in sorted(goals.keys() - here_now):
-            printing.note(f"{uuid} is not in this machine any more and is left out")
+        printing.notes(
+            f"{uuid} is not in this machine any more and is left out" for uuid in sorted(goals.keys() - here_now)
+        )
         goals = {uuid: layout for uuid, layout in goals.items() if uuid in here_now}
         if not goals:
             raise CliError(Exit.FAILED, "there is no earlier layout to return to: migd has changed no GPU here yet")
         text = "\n".join(f"{uuid} {layout} {sorted(layout.instances)}" for uuid, layout in sorted(goals.items()))
-        return _carry_out(here, Order(order_id(text), goals), look(here.machine).gpus, output)
+        return _result(_carry_out(here, Order(order_id(text), goals), seen, left), output)
 
 
-def _carry_out(here: Opened, order: Order, gpus: Sequence[SeenGpu], output: Format) -> int:
-    """Run an order and print what became of each GPU."""
-    record = run(here.machine, order, progress(gpus))
-    after = look(here.machine).gpus
-    outcomes = {uuid: outcome for uuid in order.goals if (outcome := record.gpu(uuid).outcome) is not None}
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a command ended: the GPUs as they are then, what became of each that it was about, and the record.
+
+    also: UUIDs of GPUs that it was not asked about, but that a crash had left under way.
+    """
+
+    gpus: Sequence[SeenGpu]
+    outcomes: Mapping[str, Outcome]
+    record: Record
+    also: frozenset[str] = frozenset()
+
+    @property
+    def exit(self) -> Exit:
+        """The exit code. What a crash left on other GPUs counts only where it is still not over."""
+        asked = [exit_of(outcome) for uuid, outcome in self.outcomes.items() if uuid not in self.also]
+        return worst([*asked, *(Exit.FAILED for uuid in self.also if uuid in self.record.open)])
+
+
+def _never(order: Order, gpus: Sequence[SeenGpu]) -> dict[str, Outcome]:
+    """What becomes of each GPU of an order that some of them can never meet; empty where all can.
+
+    Found before the lock is taken and before anything left over is touched: it depends on the boards alone.
+    """
+    refusals = {uuid: plan.refused for uuid, plan in order.plans(gpus, {}).items()}
+    if not any(refused is not None and refused.reason in INFEASIBLE_REASONS for refused in refusals.values()):
+        return {}
+    waiting = Outcome("Blocked", Cause("Waiting", "not begun: another GPU of the plan is refused"))
+    return {
+        uuid: waiting if refused is None else Outcome("Failed", Cause(refused.reason, refused.message))
+        for uuid, refused in refusals.items()
+    }
+
+
+def _left(here: Opened, gpus: Sequence[SeenGpu]) -> frozenset[str]:
+    """UUIDs of the GPUs that a crash left under way, which is said."""
+    record = here.machine.store.load()
+    left = frozenset() if record is None else frozenset(record.open)
+    index = {gpu.uuid: gpu.index for gpu in gpus}
+    if left & index.keys():
+        names = wording.numbered(index[uuid] for uuid in left if uuid in index)
+        printing.note(f"first, what was left under way on {names} is finished or undone")
+    return left
+
+
+def _carry_out(here: Opened, order: Order, began: Seen, left: frozenset[str]) -> Ending:
+    """Run an order, tell how it goes, and say what became of each GPU.
+
+    began: as it was before. left: UUIDs of GPUs that were under way when the command began.
+    """
+    teller = Teller(began.gpus)
+    record = run(here.machine, order, teller)
+    teller.end()
+    ended = look(here.machine)
+    uuids = dict.fromkeys([*order.goals, *sorted(left)])
+    outcomes = {uuid: outcome for uuid in uuids if (outcome := record.gpu(uuid).outcome) is not None}
+    printing.aside(total(began.gpus, ended.gpus, outcomes, ended.now_s - began.now_s))
+    return Ending(ended.gpus, outcomes, record, left - order.goals.keys())
+
+
+def _result(ending: Ending, output: Format) -> int:
+    """Print how it ended; the exit code."""
     if output is Format.TABLE:
-        _table(after, outcomes)
+        _table(ending)
     else:
-        printing.document(_body(after, outcomes, record), output)
-    return worst(exit_of(outcome) for outcome in outcomes.values())
+        printing.document(_body(ending), output)
+    return ending.exit
 
 
-def _wait_s(text: str, plan_s: int) -> float | None:
-    if not text:
+def _wait_s(text: str | None, plan_s: int) -> float | None:
+    if text is None:
         return None
     if text == WAIT_BARE.partition("=")[2]:
         return plan_s
-    seconds = seconds_of(text)
-    if seconds is None:
-        raise CliError(Exit.USAGE, f"--wait-idle={text} is not a duration: write 90s, 30m or 1h30m")
-    return seconds
+    number = seconds_of(text)
+    if number is None or number > TIMEOUT_MAX_S:
+        most = duration_of(TIMEOUT_MAX_S)
+        raise CliError(Exit.USAGE, f"--wait-idle={text}: write a duration up to {most}, such as 90s, 30m or 1h30m")
+    return number
 
 
-def progress(gpus: Sequence[SeenGpu]) -> Listener:
-    """Tells on standard error what is being done: a line when an effect ends, or when a wait begins."""
-    index = {gpu.uuid: gpu.index for gpu in gpus}
-    told: set[str] = set()
-
-    def listen(step: Progress) -> None:
-        effect = step.effect
-        if isinstance(effect, Pause):
-            if not step.done and effect.why not in told:
-                told.add(effect.why)
-                _line(f"GPU {index.get(effect.uuid, '?')}  waiting: {effect.why}")
-        elif step.done:
-            result = f"failed: {step.error}" if step.error else f"{step.seconds:.2f} s"
-            _line(f"GPU {index.get(effect.gpu_uuid, '?')}  {effect}  {result}")
-
-    return listen
+def _told(ending: Ending) -> Iterable[tuple[SeenGpu, Outcome]]:
+    """The GPUs that a command was about and that are there, by index, with what became of them."""
+    for gpu in ending.gpus:
+        outcome = ending.outcomes.get(gpu.uuid)
+        if outcome is not None:
+            yield gpu, outcome
 
 
-def _line(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the program's voice
-
-
-def _table(gpus: Sequence[SeenGpu], outcomes: dict[str, Outcome]) -> None:
-    printing.table(
-        ("GPU", "MODEL", "PHASE", "LAYOUT", "CHANGED", "REASON"),
+def _table(ending: Ending) -> None:
+    rows = wording.together(
         (
+            gpu.index,
             (
-                str(gpu.index),
-                gpu.model,
+                wording.model(gpu),
                 outcome.phase,
                 str(gpu.layout),
                 "yes" if outcome.changed else "no",
                 "" if outcome.phase == "Ready" else outcome.cause.reason,
-            )
-            for gpu in gpus
-            if (outcome := outcomes.get(gpu.uuid)) is not None
-        ),
+            ),
+        )
+        for gpu, outcome in _told(ending)
     )
-    for gpu in gpus:
-        outcome = outcomes.get(gpu.uuid)
-        if outcome is not None and outcome.phase != "Ready":
-            printing.note(f"GPU {gpu.index} {outcome.phase}, {outcome.cause.reason}: {outcome.cause.message}")
+    printing.table(*tables.without_blank(("GPU", "MODEL", "PHASE", "LAYOUT", "CHANGED", "REASON"), rows, "REASON"))
+    for sentence in wording.said_once(
+        (gpu.index, f"{_word(outcome)} ({outcome.cause.reason}): {outcome.cause.message}")
+        for gpu, outcome in _told(ending)
+        if outcome.phase != "Ready"
+    ):
+        printing.aside(sentence)
+    if any(outcome.cause.reason == "InUse" for outcome in ending.outcomes.values()):
+        printing.note("end what holds them, or let `migd apply --wait-idle[=TIME]` wait until they are idle")
 
 
-def _body(gpus: Sequence[SeenGpu], outcomes: dict[str, Outcome], record: Record) -> dict[str, Any]:
+def _word(outcome: Outcome) -> str:
+    if outcome.phase == "Failed" and outcome.cause.reason in INFEASIBLE_REASONS:
+        return "refused"
+    return {"RebootRequired": "needs a reboot"}.get(outcome.phase, outcome.phase.lower())
+
+
+def _body(ending: Ending) -> dict[str, Any]:
     return {
         "gpus": [
             {
@@ -156,10 +222,9 @@ def _body(gpus: Sequence[SeenGpu], outcomes: dict[str, Outcome], record: Record)
                 "reason": outcome.cause.reason,
                 "message": outcome.cause.message,
                 "changed": outcome.changed,
-                "layout": str(gpu.layout),
-                "previous": None if (before := record.gpu(gpu.uuid).previous) is None else str(before),
+                "layout": layout_json(gpu.layout),
+                "previous": None if (was := ending.record.gpu(gpu.uuid).before) is None else layout_json(was),
             }
-            for gpu in gpus
-            if (outcome := outcomes.get(gpu.uuid)) is not None
+            for gpu, outcome in _told(ending)
         ]
     }

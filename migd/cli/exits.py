@@ -9,7 +9,10 @@ from migd.agent.records import Outcome
 
 
 class Exit(IntEnum):
-    """What a command's exit code means; of several the first of USAGE, INFEASIBLE, FAILED, BLOCKED, CHANGES."""
+    """What a command's exit code means; of several the first of USAGE, INFEASIBLE, FAILED, BLOCKED, CHANGES.
+
+    INTERRUPTED is how shells write SIGINT; it is no outcome of GPUs.
+    """
 
     DONE = 0
     FAILED = 1
@@ -17,6 +20,7 @@ class Exit(IntEnum):
     INFEASIBLE = 3
     BLOCKED = 4
     CHANGES = 5
+    INTERRUPTED = 130
 
 
 ORDER = (Exit.USAGE, Exit.INFEASIBLE, Exit.FAILED, Exit.BLOCKED, Exit.CHANGES, Exit.DONE)
@@ -35,6 +39,11 @@ class CliError(Exception):
 def worst(codes: Iterable[Exit]) -> Exit:
     """The exit code that applies first."""
     return min(codes, key=ORDER.index, default=Exit.DONE)
+
+
+def reason_exit(reason: str) -> Exit:
+    """The exit code of a wish that is refused for this reason."""
+    return Exit.INFEASIBLE if reason in INFEASIBLE_REASONS else Exit.FAILED
 
 
 def exit_of(outcome: Outcome) -> Exit:

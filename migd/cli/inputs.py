@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from migd.agent.orders import Order, order_id
+from migd.cli import printing
 from migd.cli.exits import CliError, Exit
-from migd.cli.options import read_text
+from migd.cli.options import Document, Format, read_text
 from migd.mig.observed import SeenGpu
 from migd.plans.export import dump
 from migd.plans.matching import match
 from migd.plans.migparted import MigParted, conflicts, to_plan
-from migd.plans.plan import Plan, cluster_notes
+from migd.plans.plan import Plan, cluster_notes, document_of
 from migd.plans.problems import BadInput, Problem
 from migd.plans.reading import read
 
@@ -28,19 +29,27 @@ class Given:
     config: str | None = None
 
 
-def given(filename: str, config: str) -> Given:
+def given(filename: str, config: str | None) -> Given:
     """Read a plan, or one configuration of a mig-parted file as a plan; CliError for anything else."""
     source = "standard input" if filename == "-" else filename
     try:
         found = read(read_text(filename), source)
         if isinstance(found, Plan):
-            if config:
-                raise CliError(Exit.USAGE, f"{source} is a plan; --config is for mig-parted files")
+            if config is not None:
+                raise CliError(Exit.USAGE, f"{source} is a plan; -c NAME is for mig-parted files: leave it out")
             return Given(found, source, cluster_notes(found))
-        plan, warnings = to_plan(found, config or None)
-        return Given(plan, source, warnings, found, config or None)
+        plan, warnings = to_plan(found, config)
+        return Given(plan, source, warnings, found, config)
     except BadInput as error:
         raise CliError(Exit.USAGE, str(error)) from error
+
+
+def print_plan(plan: Plan, output: Document) -> None:
+    """Print a plan as a document that reads back equal."""
+    if output is Document.JSON:
+        printing.document(document_of(plan), Format.JSON)
+    else:
+        printing.text(dump(plan))
 
 
 def ordered(what: Given, gpus: Sequence[SeenGpu], wait_until_s: float | None = None) -> tuple[Order, tuple[str, ...]]:

@@ -2,60 +2,72 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 from migd.agent.records import Record
 from migd.agent.running import look
-from migd.cli import printing
+from migd.cli import printing, tables, wording
 from migd.cli.exits import CliError, Exit
+from migd.cli.inputs import print_plan
 from migd.cli.machines import opened
-from migd.cli.options import Format, Output, Simulate, State, StateDir
+from migd.cli.options import Document, DocumentOutput, Format, Output, Simulate, State, StateDir
 from migd.mig.geometry import summary
-from migd.mig.observed import SeenGpu
-from migd.plans.export import dump, plan_from
-from migd.plans.problems import BadInput
-from migd.plans.rendering import gpus_json
+from migd.mig.observed import Holder, SeenGpu
+from migd.plans.export import plan_from
+from migd.plans.plan import Plan
+from migd.plans.preview import by_pid
+from migd.plans.problems import BadInput, problems_of
+from migd.plans.rendering import gpus_json, layout_json
+
+NOBODY_NAMED = "not known: NVML names nobody, as for monitors, or this user may not ask"
 
 
 def gpus(
-    simulate: Simulate = "", state: State = None, state_dir: StateDir = None, output: Output = Format.TABLE
+    simulate: Simulate = None, state: State = None, state_dir: StateDir = None, output: Output = Format.TABLE
 ) -> None:
-    """Show the GPUs of this machine: MIG mode, instances, who holds them, and how much room is left."""
+    """Show the GPUs: MIG mode, instances, holders, free room.
+
+    GPUs that read the same share a line; with json and yaml every GPU has its own.
+    """
     with opened(simulate, state, state_dir) as here:
-        seen = look(here.machine)
+        seen = look(here.machine, waiting=printing.note).gpus
         record = here.machine.store.load()
-    left = unfinished(record)
-    body = gpus_json(seen.gpus, left)
+    body = gpus_json(seen, unfinished(record, seen))
     if output is not Format.TABLE:
         printing.document(body, output)
         return
-    printing.table(
-        ("GPU", "MODEL", "MIG", "INSTANCES", "IN USE", "FREE", "FRAGMENTED"),
-        (_row(gpu, shown) for gpu, shown in zip(seen.gpus, body["gpus"], strict=True)),
-    )
-    for gpu in seen.gpus:
-        for line in _holders(gpu):
-            printing.note(line)
-    if left is not None:
-        names = ", ".join(f"{open_['uuid']} ({open_['step'] or 'not begun'})" for open_ in left["gpus"])
-        printing.note(f"unfinished: {names}. `migd apply` or `migd rollback` finishes or undoes it first")
+    if not seen:
+        printing.line("no NVIDIA GPU is in this machine")
+    else:
+        rows = wording.together((gpu.index, _cells(gpu, shown)) for gpu, shown in zip(seen, body["gpus"], strict=True))
+        titles = ("GPU", "MODEL", "MIG", "INSTANCES", "IN USE", "FREE", "FRAGMENTED")
+        printing.table(*tables.without_blank(titles, rows, "FRAGMENTED"))
+    holders = list(_holders(seen))
+    if holders:
+        printing.line("")
+        printing.table(*tables.without_blank(("HELD", "PID", "COMMAND", "CONTAINER"), holders, "CONTAINER"))
+    printing.notes(wording.said_once(_remarks(seen), ": "))
+    say_unfinished(record, seen)
 
 
-def unfinished(record: Record | None) -> dict[str, Any] | None:
-    """What a crash left under way, for people and programs: null, or the GPUs, where each goes and its last step."""
+def unfinished(record: Record | None, gpus: Sequence[SeenGpu]) -> dict[str, Any] | None:
+    """What a crash left under way, for programs: None at rest, or the GPUs, where each goes and its last step."""
     if record is None or not record.open:
         return None
+    index = {gpu.uuid: gpu.index for gpu in gpus}
     return {
         "gpus": [
             {
+                "index": index.get(uuid),
                 "uuid": uuid,
                 "going": "back" if transaction.back else "forward",
-                "before": str(transaction.before),
-                "target": str(transaction.target) if transaction.target else "known once MIG is on",
-                "step": transaction.step,
+                "step": transaction.step or None,
+                "before": layout_json(transaction.before),
+                "target": None if transaction.target is None else layout_json(transaction.target),
             }
             for uuid in record.open
             if (transaction := record.gpu(uuid).transaction) is not None
@@ -63,33 +75,49 @@ def unfinished(record: Record | None) -> dict[str, Any] | None:
     }
 
 
+def say_unfinished(record: Record | None, gpus: Sequence[SeenGpu]) -> None:
+    """The same for people, in one note; nothing at rest."""
+    left = unfinished(record, gpus)
+    if left is not None:
+        names = ", ".join(f"{_name(found)} ({found['step'] or 'nothing begun'})" for found in left["gpus"])
+        printing.note(f"unfinished: {names}. The next `migd apply` or `migd rollback` finishes or undoes it first")
+
+
+def _name(found: dict[str, Any]) -> str:
+    return found["uuid"] if found["index"] is None else f"GPU {found['index']}"
+
+
 def export(
-    simulate: Simulate = "",
+    simulate: Simulate = None,
     state: State = None,
     state_dir: StateDir = None,
-    name: Annotated[str, typer.Option("--name", help="The plan's name.")] = "as-found",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The plan's name.")] = "as-found",
+    output: DocumentOutput = Document.YAML,
 ) -> None:
-    """Print what is there as a GPUPartitionPlan, ready to be applied elsewhere or kept."""
+    """Print what is there as a plan, to keep or to apply elsewhere."""
     with opened(simulate, state, state_dir) as here:
-        seen = look(here.machine)
+        seen = look(here.machine, waiting=printing.note).gpus
     try:
-        sys.stdout.write(dump(plan_from(seen.gpus, name)))
+        plan = plan_from(seen, name)
     except BadInput as error:
         raise CliError(Exit.FAILED, error.problems[0].message) from error
+    except ValidationError as error:
+        raise CliError(Exit.USAGE, f"--name: {problems_of(error, Plan)[0].message}") from error
+    left_out = [(gpu.index, "cannot do MIG, or is lost, and is left out") for gpu in seen if gpu.mode is None]
+    printing.notes(wording.said_once(left_out, ": "))
+    print_plan(plan, output)
 
 
-def _row(gpu: SeenGpu, shown: dict[str, Any]) -> tuple[str, ...]:
+def _cells(gpu: SeenGpu, shown: dict[str, Any]) -> tables.Row:
     used = sum(instance.in_use for instance in gpu.instances)
-    room = " ".join(f"{number}×{profile}" for profile, number in shown["free"].items() if number)
     scattered = shown["fragmentation"]
     return (
-        str(gpu.index),
-        gpu.model or gpu.uuid,
+        wording.model(gpu),
         mode_of(gpu),
-        summary(gpu.geometry) or "-",
+        summary(gpu.geometry) or wording.UNKNOWN,
         f"{used}/{len(gpu.instances)}" if gpu.instances else "yes" if gpu.in_use else "no",
-        room or "-",
-        "-" if scattered is None or not gpu.mig_on else f"{scattered:.0%}",
+        wording.room(gpu, shown["free"]),
+        wording.UNKNOWN if scattered is None else f"{scattered:.0%}",
     )
 
 
@@ -105,14 +133,29 @@ def mode_of(gpu: SeenGpu) -> str:
     return now if gpu.mode.settled else f"{now}, {'on' if gpu.mode.pending else 'off'} pending"
 
 
-def _holders(gpu: SeenGpu) -> list[str]:
-    lines = [f"GPU {gpu.index} is held by {holder}" for holder in gpu.holders]
-    lines += [f"GPU {gpu.index}: {i.instance} is held by {holder}" for i in gpu.instances for holder in i.holders]
-    lines += [
-        f"GPU {gpu.index}: {i.instance} has no compute instance and cannot be used"
-        for i in gpu.instances
-        if not i.compute_instances
-    ]
-    if gpu.trouble or gpu.unreadable:
-        lines.append(f"GPU {gpu.index}: {gpu.trouble or f'cannot be read: {gpu.unreadable}'}")
-    return lines
+def _holders(gpus: Iterable[SeenGpu]) -> Iterable[tables.Row]:
+    """Who holds what, a row each: what is in use without a known holder has one too."""
+    for gpu in gpus:
+        if gpu.in_use:
+            yield from (_holder(f"GPU {gpu.index}", holder) for holder in by_pid(gpu.holders) or (Holder(None),))
+        for there in gpu.instances:
+            if there.in_use:
+                what = f"GPU {gpu.index} {there.instance}"
+                yield from (_holder(what, holder) for holder in by_pid(there.holders) or (Holder(None),))
+
+
+def _holder(what: str, holder: Holder) -> tables.Row:
+    if holder.pid is None:
+        return (what, wording.UNKNOWN, NOBODY_NAMED, "")
+    return (what, str(holder.pid), holder.command, holder.container[:12])
+
+
+def _remarks(gpus: Iterable[SeenGpu]) -> Iterable[tuple[int, str]]:
+    for gpu in gpus:
+        broken = [there.instance for there in gpu.instances if not there.whole]
+        if broken:
+            yield gpu.index, f"{wording.places(broken)} cannot be used: no whole compute instance; apply repairs it"
+        if gpu.trouble:
+            yield gpu.index, f"must not be worked on: {gpu.trouble}"
+        if gpu.unreadable:
+            yield gpu.index, f"cannot be read: {gpu.unreadable}"

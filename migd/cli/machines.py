@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from migd.agent.host import HostBoot, HostClock, NvidiaSmiReset
 from migd.agent.locking import exclusive
 from migd.agent.processes import ProcProcesses
 from migd.agent.running import Machine
-from migd.agent.simulated import simulated
 from migd.agent.store import FileStore
 from migd.cli.exits import CliError, Exit
 from migd.nvml.gpus import NvmlGpus
-from migd.sim.errors import SimulationError
-from migd.sim.host import SimHost
+
+if TYPE_CHECKING:
+    from migd.sim.host import SimHost
 
 STATE_DIR: Final = Path("/var/lib/migd")
 
@@ -38,10 +38,10 @@ class Opened:
 
 
 @contextmanager
-def opened(simulate: str, state: Path | None, state_dir: Path | None) -> Iterator[Opened]:
+def opened(simulate: str | None, state: Path | None, state_dir: Path | None) -> Iterator[Opened]:
     """The machine that the options name, its NVML session closed at the end. CliError where the options contradict."""
     with ExitStack() as stack:
-        if not simulate and state is None:
+        if simulate is None and state is None:
             folder = state_dir or STATE_DIR
             gpus = NvmlGpus()
             stack.callback(gpus.close)
@@ -49,6 +49,8 @@ def opened(simulate: str, state: Path | None, state_dir: Path | None) -> Iterato
                 Machine(gpus, NvidiaSmiReset(), ProcProcesses(), HostClock(), HostBoot(), FileStore(folder)), folder
             )
             return
+        from migd.agent.simulated import simulated  # here, because a real machine needs no simulator
+
         host = sim_host(simulate, state)
         if state_dir is not None:
             folder = state_dir
@@ -66,9 +68,16 @@ def beside(state: Path) -> Path:
     return state.with_name(state.name + ".d")
 
 
-def sim_host(simulate: str, state: Path | None) -> SimHost:
+def sim_host(simulate: str | None, state: Path | None) -> SimHost:
     """The simulated machine of --simulate and --state; CliError where they contradict or cannot be used."""
+    from migd.sim.errors import SimulationError  # as above
+    from migd.sim.host import SimHost
+
+    if simulate is not None and not simulate.strip():
+        raise CliError(Exit.USAGE, "--simulate names no machine: write for example 8xa100-80gb")
+    if state is not None and not state.name:
+        raise CliError(Exit.USAGE, f"--state {str(state)!r} is not a file's name")
     try:
-        return SimHost.fresh(simulate) if state is None else SimHost.open(state, simulate or None)
+        return SimHost.fresh(simulate or "") if state is None else SimHost.open(state, simulate)
     except SimulationError as error:
         raise CliError(Exit.USAGE, str(error)) from error

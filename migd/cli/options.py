@@ -1,7 +1,8 @@
-"""Options that several commands share."""
+"""Options that several commands share, and reading of the files that they name."""
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -19,13 +20,21 @@ class Format(StrEnum):
     YAML = "yaml"
 
 
+class Document(StrEnum):
+    """How a command prints a result that is a document."""
+
+    YAML = "yaml"
+    JSON = "json"
+
+
 Simulate = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--simulate",
         metavar="SPEC",
         help="Use simulated GPUs instead of this machine's, such as 8xa100-80gb or 4xh100-sxm-80gb,2xl40s: a fresh "
         "machine with MIG off, or the one in --state.",
+        show_default=False,
     ),
 ]
 State = Annotated[
@@ -37,10 +46,15 @@ StateDir = Annotated[
     typer.Option(
         "--state-dir",
         metavar="DIR",
-        help="Where the record and the lock lie. Default: /var/lib/migd, or FILE.d beside a --state FILE.",
+        help="Where migd's record and lock lie. Default: /var/lib/migd; with --state FILE, FILE.d beside it.",
     ),
 ]
-Output = Annotated[Format, typer.Option("--output", "-o", help="table, json or yaml.")]
+Output = Annotated[
+    Format, typer.Option("--output", "-o", metavar="FORMAT", help="table (default), json or yaml.", show_default=False)
+]
+DocumentOutput = Annotated[
+    Document, typer.Option("--output", "-o", metavar="FORMAT", help="yaml (default) or json.", show_default=False)
+]
 File = Annotated[
     str,
     typer.Option(
@@ -48,21 +62,31 @@ File = Annotated[
         "-f",
         metavar="FILE",
         help="A GPUPartitionPlan, a mig-parted file or a ConfigMap with one; - reads standard input.",
+        show_default=False,
     ),
 ]
 Config = Annotated[
-    str,
-    typer.Option("--config", "-c", metavar="NAME", help="Which configuration of a mig-parted file."),
+    str | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="NAME",
+        help="Which configuration of a mig-parted file; left out, they are listed.",
+        show_default=False,
+    ),
 ]
+
+SIZE_MAX = 1 << 20
 
 
 def read_text(filename: str) -> str:
     """The text of a file, or of standard input for "-"; CliError where it cannot be read or is no text."""
     source = "standard input" if filename == "-" else filename
     try:
-        data = typer.get_binary_stream("stdin").read(SIZE_MAX + 1) if filename == "-" else _read(Path(filename))
-    except OSError as error:
-        raise CliError(Exit.USAGE, f"cannot read {source}: {error.strerror}") from error
+        data = _standard_input() if filename == "-" else _read(Path(filename))
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CliError(Exit.USAGE, f"cannot read {source}: {why}") from error
     if len(data) > SIZE_MAX:
         raise CliError(Exit.USAGE, f"{source} is larger than 1 MiB: no plan is")
     try:
@@ -71,7 +95,10 @@ def read_text(filename: str) -> str:
         raise CliError(Exit.USAGE, f"{source} is not UTF-8 text (byte {error.start})") from error
 
 
-SIZE_MAX = 1 << 20
+def _standard_input() -> bytes:
+    if sys.stdin is None:
+        raise ValueError("it is closed")
+    return sys.stdin.buffer.read(SIZE_MAX + 1)
 
 
 def _read(path: Path) -> bytes:

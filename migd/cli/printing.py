@@ -1,50 +1,105 @@
-"""What commands print: tables for people, JSON and YAML for programs, notes on standard error."""
+"""What commands print: results on standard output, everything else on standard error; neither ever ends a command.
+
+A reader that has gone (`migd gpus | head -1`) is no reason to stop half way through a change, so writing never raises
+for it. Texts from elsewhere, such as the commands of processes, cannot steer the terminal.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO
 
-import yaml
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
+from migd.cli import tables
+from migd.cli.exits import CliError, Exit
 from migd.cli.options import Format
 
 
 def document(body: Mapping[str, Any], output: Format) -> None:
     """Print a document as JSON or YAML on standard output."""
     if output is Format.JSON:
-        text = json.dumps(body, indent=2, ensure_ascii=False) + "\n"
-    else:
-        text = yaml.safe_dump(dict(body), sort_keys=False, allow_unicode=True)
-    sys.stdout.write(text)
+        _result(json.dumps(body, indent=2, ensure_ascii=False) + "\n")
+        return
+    import yaml  # here, because most commands end sooner without it
+
+    _result(yaml.safe_dump(dict(body), sort_keys=False, allow_unicode=True))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a plain table on standard output: wide enough for its texts, wrapped only on a terminal."""
-    made = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
-    for column in columns:
-        made.add_column(column, overflow="fold", no_wrap=column in ("GPU", "MIG"))
-    for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
-    console(sys.stdout).print(made)
+def text(whole: str) -> None:
+    """Print a result as it is on standard output."""
+    _result(whole)
 
 
-def console(stream: Any) -> Console:
-    """A console that never wraps for a reader that is no terminal."""
-    return Console(file=stream, highlight=False, soft_wrap=False, width=None if stream.isatty() else 200)
+def line(sentence: str) -> None:
+    """Print a line of a result for people on standard output."""
+    _result(printable(sentence) + "\n")
 
 
-def note(text: str) -> None:
+def table(titles: tables.Row, rows: Sequence[tables.Row]) -> None:
+    """Print a table on standard output: wrapped to a terminal's width, never for a reader that is none."""
+    cells = [tuple(printable(cell) for cell in row) for row in rows]
+    _result("".join(f"{each}\n" for each in tables.lines(titles, cells, terminal_width(sys.stdout))))
+
+
+def terminal_width(stream: TextIO | None) -> int | None:
+    """How wide the terminal is that a stream goes to; COLUMNS says it too. None for files and pipes."""
+    if os.environ.get("COLUMNS", "").isdecimal() or is_terminal(stream):
+        return max(shutil.get_terminal_size().columns, 40)
+    return None
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether somebody may be reading along."""
+    return stream is not None and stream.isatty()
+
+
+def note(sentence: str) -> None:
     """Say something to a person, on standard error, apart from the result."""
-    print(f"note: {text}", file=sys.stderr)  # noqa: T201 - this is the program's voice
+    aside(f"note: {sentence}")
 
 
-def notes(texts: Iterable[str]) -> None:
+def notes(sentences: Iterable[str]) -> None:
     """Say several things, each once."""
-    for text in dict.fromkeys(texts):
-        note(text)
+    for sentence in dict.fromkeys(sentences):
+        note(sentence)
+
+
+def aside(sentence: str, end: str = "\n") -> None:
+    """Write a line to standard error, after all that was printed before it. Never fails: work goes on without it."""
+    with suppress(OSError, ValueError):  # the reader has gone, the disk is full, or the stream is closed
+        _write(sys.stdout, "")
+    with suppress(OSError, ValueError):
+        _write(sys.stderr, printable(sentence) + end)
+
+
+def steer(codes: str) -> None:
+    """Move the cursor of a terminal that standard error goes to."""
+    with suppress(OSError, ValueError):
+        _write(sys.stderr, codes)
+
+
+def printable(sentence: str) -> str:
+    """The text without what would steer a terminal: line ends stay, other control characters are written out."""
+    return "".join(c if c.isprintable() or c in f"\n{tables.GLUE}" else f"\\x{ord(c):02x}" for c in sentence)
+
+
+def _result(whole: str) -> None:
+    try:
+        _write(sys.stdout, whole)
+    except OSError as error:
+        raise CliError(Exit.FAILED, f"cannot write to standard output: {error.strerror}") from error
+
+
+def _write(stream: TextIO | None, whole: str) -> None:
+    if stream is None:  # started with the stream closed
+        return
+    try:
+        stream.write(whole)
+        stream.flush()
+    except BrokenPipeError:
+        with suppress(OSError):  # what is written from here on goes nowhere, the last flush included
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

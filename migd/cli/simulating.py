@@ -12,7 +12,8 @@ import yaml
 
 from migd.cli import printing
 from migd.cli.exits import CliError, Exit
-from migd.cli.options import Format, Output, Simulate
+from migd.cli.machines import sim_host
+from migd.cli.options import Format, Output
 from migd.plans.fields import seconds_of
 from migd.sim.errors import SimulationError
 from migd.sim.faults import ACTIONS, Fault, code_named
@@ -21,27 +22,31 @@ from migd.sim.machine import to_json
 
 app = typer.Typer(
     name="sim",
-    help="Seed, fault, reboot and reset a simulated machine that lives in a file.",
+    help="Seed, fault, reboot and reset a simulated machine.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-MachineFile = Annotated[Path, typer.Option("--state", metavar="FILE", help="The simulated machine.")]
+MachineFile = Annotated[Path, typer.Option("--state", metavar="FILE", help="The simulated machine's file.")]
+Spec = Annotated[
+    str | None,
+    typer.Option("--simulate", metavar="SPEC", help="What machine it is; needed where the file is not there yet."),
+]
 Gpu = Annotated[int, typer.Option("--gpu", help="The GPU's index.")]
 AnyGpu = Annotated[int | None, typer.Option("--gpu", help="Only this GPU, by index.")]
 
 
 @contextmanager
-def _host(state: Path, simulate: str = "") -> Iterator[SimHost]:
+def _host(state: Path, simulate: str | None = None) -> Iterator[SimHost]:
     try:
-        yield SimHost.open(state, simulate or None)
+        yield sim_host(simulate, state)
     except SimulationError as error:
         raise CliError(Exit.USAGE, str(error)) from error
 
 
 @app.command()
-def show(state: MachineFile, simulate: Simulate = "", output: Output = Format.YAML) -> None:
-    """Print the machine as it is, behind NVML's back. With --simulate it is made at first use."""
+def show(state: MachineFile, simulate: Spec = None, output: Output = Format.YAML) -> None:
+    """Print the machine as it is, behind NVML's back."""
     with _host(state, simulate) as host:
         body = to_json(host.snapshot())
     printing.document(body, Format.YAML if output is Format.TABLE else output)
@@ -58,24 +63,33 @@ def hold(
     container: Annotated[str, typer.Option(help="The id of its container.")] = "",
     silent: Annotated[bool, typer.Option("--silent", help="Not in NVML's process list, like a monitor.")] = False,
     for_: Annotated[str, typer.Option("--for", metavar="TIME", help="It ends by itself after this time.")] = "",
+    simulate: Spec = None,
 ) -> None:
-    """Start a process that holds an instance or a whole GPU; prints its pid."""
-    with _host(state) as host:
+    """Start a process that holds an instance or a GPU.
+
+    Prints its pid, which `release` takes.
+    """
+    with _host(state, simulate) as host:
         pid = host.start_process(gpu, start, command, container, silent, _seconds(for_, "--for") if for_ else None)
-    typer.echo(pid)
+    printing.line(str(pid))
 
 
 @app.command()
-def release(state: MachineFile, pid: Annotated[int, typer.Argument(help="As `hold` printed it.")]) -> None:
-    """End a process that holds a GPU or an instance."""
-    with _host(state) as host:
+def release(
+    state: MachineFile, pid: Annotated[int, typer.Argument(help="As `hold` printed it.")], simulate: Spec = None
+) -> None:
+    """End a process that `hold` started."""
+    with _host(state, simulate) as host:
         host.end_process(pid)
 
 
 @app.command()
-def reboot(state: MachineFile) -> None:
-    """Reboot the machine: instances are gone, and on Hopper and later MIG is off."""
-    with _host(state) as host:
+def reboot(state: MachineFile, simulate: Spec = None) -> None:
+    """Reboot the machine.
+
+    Instances and processes are gone; on Hopper and later MIG is off, before that it stays as it was set.
+    """
+    with _host(state, simulate) as host:
         host.reboot()
 
 
@@ -83,16 +97,20 @@ def reboot(state: MachineFile) -> None:
 def reload_driver(
     state: MachineFile,
     seconds: Annotated[str, typer.Option("--for", metavar="TIME", help="How long it is away.")] = "0s",
+    simulate: Spec = None,
 ) -> None:
     """Unload and load the driver."""
-    with _host(state) as host:
+    with _host(state, simulate) as host:
         host.reload_driver(_seconds(seconds, "--for"))
 
 
 @app.command()
-def reset(state: MachineFile, gpu: Gpu) -> None:
-    """Reset one GPU, as nvidia-smi --gpu-reset does; refused while anybody has it open."""
-    with _host(state) as host:
+def reset(state: MachineFile, gpu: Gpu, simulate: Spec = None) -> None:
+    """Reset one GPU, as nvidia-smi --gpu-reset does.
+
+    Refused while anybody has it open.
+    """
+    with _host(state, simulate) as host:
         uuids = host.gpu_uuids()
         if not 0 <= gpu < len(uuids):
             raise SimulationError(f"this machine has no GPU {gpu}: it is {host.spec}")
@@ -100,16 +118,16 @@ def reset(state: MachineFile, gpu: Gpu) -> None:
 
 
 @app.command()
-def lose(state: MachineFile, gpu: Gpu) -> None:
+def lose(state: MachineFile, gpu: Gpu, simulate: Spec = None) -> None:
     """Let a GPU fall off the bus, until a reboot or `find`."""
-    with _host(state) as host:
+    with _host(state, simulate) as host:
         host.lose_gpu(gpu)
 
 
 @app.command()
-def find(state: MachineFile, gpu: Gpu) -> None:
+def find(state: MachineFile, gpu: Gpu, simulate: Spec = None) -> None:
     """Bring a lost GPU back."""
-    with _host(state) as host:
+    with _host(state, simulate) as host:
         host.find_gpu(gpu)
 
 
@@ -126,18 +144,22 @@ def fault(
     nth: Annotated[int, typer.Option(min=1, help="At the nth matching call from now.")] = 1,
     times: Annotated[int, typer.Option(min=0, help="So many times in a row; 0: for ever.")] = 1,
     delay: Annotated[str, typer.Option(metavar="TIME", help="For delay: how long.")] = "1s",
+    simulate: Spec = None,
 ) -> None:
-    """Let something go wrong at a call, before or after its effect. Faults count in the file, across processes."""
-    with _host(state) as host:
+    """Let something go wrong at a call.
+
+    Before its effect, or after it. Faults count in the file, across processes. docs/simulator.md has examples.
+    """
+    with _host(state, simulate) as host:
         when = "after" if after else "before"
         code = code_named(error)
         host.inject(Fault(call, action, code, gpu, when, nth, times, _seconds(delay, "--delay")))
 
 
 @app.command()
-def clear(state: MachineFile) -> None:
+def clear(state: MachineFile, simulate: Spec = None) -> None:
     """Take back all faults."""
-    with _host(state) as host:
+    with _host(state, simulate) as host:
         host.clear_faults()
 
 
@@ -148,12 +170,13 @@ def switch(
         str, typer.Argument(metavar="NAME=VALUE", help="Such as placement=adversarial; see docs/simulator.md.")
     ],
     gpu: AnyGpu = None,
+    simulate: Spec = None,
 ) -> None:
-    """Switch a behaviour of the driver, the board or the host that differs in the field."""
+    """Switch a behaviour that differs in the field."""
     name, equals, value = setting.partition("=")
     if not equals:
         raise CliError(Exit.USAGE, f"{setting!r} is not NAME=VALUE")
-    with _host(state) as host:
+    with _host(state, simulate) as host:
         host.switch(name, _value(value), gpu)
 
 
@@ -163,9 +186,10 @@ def clock(
     kind: Annotated[
         str, typer.Argument(help="real: the host's time, really slept. virtual: waiting moves it at once.")
     ],
+    simulate: Spec = None,
 ) -> None:
     """Choose how time passes in the machine."""
-    with _host(state) as host:
+    with _host(state, simulate) as host:
         host.use_clock(kind)
 
 

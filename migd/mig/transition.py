@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 from migd.mig.boards import Board
 from migd.mig.geometry import Counts, Geometry, GpuInstance, by_start, counts
+from migd.mig.profiles import ProfileName
 from migd.mig.table import PlacementSet, Table, table_of
 
 NEAREST_MAX: Final = 3
@@ -167,8 +168,15 @@ def _width(table: Table, bits: int) -> int:
 
 
 def say(counts: Counts) -> str:
-    """Counts as a person writes them: "2×3g.40gb + 1g.10gb"; "nothing" for none."""
-    return " + ".join(name if number == 1 else f"{number}×{name}" for name, number in counts) or "nothing"
+    """Counts as a person writes them, largest first: "2×3g.40gb + 1g.10gb"; "nothing" for none."""
+    ordered = sorted(counts, key=lambda pair: _by_size(pair[0]))
+    return " + ".join(name if number == 1 else f"{number}×{name}" for name, number in ordered) or "nothing"
+
+
+def _by_size(name: str) -> tuple[int, int, str]:
+    """Memory before compute slices, as names tell them; what is no profile's name comes last."""
+    parsed = ProfileName.parse(name)
+    return (-parsed.memory_gb, -parsed.compute_slices, name) if parsed else (0, 0, name)
 
 
 def _must_go(blockers: tuple[GpuInstance, ...]) -> str:

@@ -100,6 +100,12 @@ class DriverError(GpuError):
     retry = True
 
 
+class NoDriverError(DriverError):
+    """There is no libnvidia-ml on this machine, or not where the loader looks: waiting does not bring it."""
+
+    retry = False
+
+
 class HungError(GpuError):
     """The deadline passed and the call has not returned: its effect is unknown until the GPU is read again."""
 
@@ -128,7 +134,7 @@ _CLASSES: Final[dict[int, type[GpuError]]] = {
     pynvml.NVML_ERROR_NO_PERMISSION: NoPermissionError,
     pynvml.NVML_ERROR_NOT_FOUND: GoneError,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: DriverError,
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: DriverError,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: NoDriverError,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: NotSupportedError,
     pynvml.NVML_ERROR_GPU_IS_LOST: LostError,
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: DriverError,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from migd.mig.fragmentation import fragmentation, free
-from migd.mig.geometry import EMPTY, Counts, GpuInstance
+from migd.mig.geometry import EMPTY, Counts, GpuInstance, Layout, by_start
 from migd.mig.observed import Holder, SeenGpu, SeenInstance
 from migd.plans.preview import Blocker, GpuPreview, Preview, by_pid
 
@@ -33,6 +33,11 @@ def gpus_json(gpus: Sequence[SeenGpu], unfinished: Mapping[str, Any] | None) -> 
 def json_text(value: Json) -> str:
     """One of the above as text: equal values give equal bytes."""
     return json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+
+
+def layout_json(layout: Layout) -> Json:
+    """A layout: whether MIG is on, and the instances with their places, in order of start."""
+    return {"mig": layout.mig, "instances": [_place(i) for i in by_start(layout.instances)]}
 
 
 def _gpu(gpu: SeenGpu) -> Json:

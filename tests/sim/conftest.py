@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from commands import Cli
 
 from migd.sim import SimHost
 
@@ -55,3 +56,9 @@ def pynvml(library, box):
     yield module
     with contextlib.suppress(module.NVMLError):
         module.nvmlShutdown()
+
+
+@pytest.fixture
+def cli(capsys, tmp_path):
+    """Runs commands in process, on a simulated machine in a file."""
+    return Cli(capsys, tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 from migd.agent.host import HostBoot, HostClock, NvidiaSmiReset
 from migd.agent.ports import ResetRefusedError
-from migd.agent.processes import ProcProcesses
+from migd.agent.processes import COMMAND_MAX, ProcProcesses
 
 CONTAINER = "0123456789abcdef" * 4
 
@@ -47,6 +47,14 @@ def test_a_process_of_the_host_has_no_container(tmp_path: Path) -> None:
 
 def test_a_process_that_is_gone_has_no_description(tmp_path: Path) -> None:
     assert ProcProcesses(tmp_path).describe(12) is None
+
+
+def test_a_long_command_line_is_cut(tmp_path: Path) -> None:
+    process(tmp_path, 12, b"java\0" + b"-Dx=y\0" * 5_000, "0::/init\n")
+    found = ProcProcesses(tmp_path).describe(12)
+    assert found is not None
+    assert len(found[0]) == COMMAND_MAX
+    assert found[0].endswith("…")
 
 
 def test_our_own_process_can_be_described() -> None:

@@ -24,8 +24,8 @@ def in_use(there: str, wanted: dict[str, int]) -> Refusal:
 def test_infeasible_says_what_is_left_over_and_what_fits() -> None:
     assert refused(EMPTY, EMPTY, {"3g.20gb": 2, "1g.5gb": 1}) == Refusal(
         "Infeasible",
-        "1g.5gb + 2×3g.20gb does not fit on this GPU: no place is left for 1g.5gb. "
-        "Nearest that fits: 2×3g.20gb or 1g.5gb + 3g.20gb or 2×1g.5gb + 3g.20gb.",
+        "2×3g.20gb + 1g.5gb does not fit on this GPU: no place is left for 1g.5gb. "
+        "Nearest that fits: 2×3g.20gb or 3g.20gb + 1g.5gb or 3g.20gb + 2×1g.5gb.",
         left_over=(("1g.5gb", 1),),
         nearest=(
             (("3g.20gb", 2),),
@@ -101,5 +101,5 @@ def test_no_more_layouts_are_offered_than_a_person_reads() -> None:
 
 
 def test_counts_are_said_as_people_write_them() -> None:
-    assert say((("1g.5gb", 1), ("3g.20gb", 2))) == "1g.5gb + 2×3g.20gb"
+    assert say((("1g.5gb", 1), ("3g.20gb", 2))) == "2×3g.20gb + 1g.5gb"
     assert say(()) == "nothing"

@@ -13,11 +13,12 @@ from jsonschema import Draft202012Validator
 from unit.plans.boards import A30_NAME, A100_40, A100_80_NAME, at, geometry, gpu, not_capable, there, uuid
 from unit.plans.texts import document, everywhere, plan
 
+from migd.mig.geometry import Layout
 from migd.mig.observed import Holder, MigMode, SeenGpu, SeenInstance
 from migd.plans.plan import plan_of
 from migd.plans.preview import preview
 from migd.plans.reading import read
-from migd.plans.rendering import gpus_json, json_text, to_json
+from migd.plans.rendering import gpus_json, json_text, layout_json, to_json
 
 
 def schema(name: str) -> Draft202012Validator:
@@ -57,7 +58,16 @@ def test_a_preview_is_as_its_schema_says(wanted, owned):
 
 def test_the_gpus_are_as_their_schema_says():
     GPUS.validate(json.loads(json_text(gpus_json(NODE, None))))
-    GPUS.validate(gpus_json(NODE, {"phase": "Changing"}))
+    left = {
+        "index": 0,
+        "uuid": uuid(0),
+        "going": "back",
+        "step": None,
+        "before": layout_json(Layout(False)),
+        "target": None,
+    }
+    GPUS.validate(gpus_json(NODE, {"gpus": [left]}))
+    assert not GPUS.is_valid(gpus_json(NODE, {"phase": "Changing"}))
 
 
 @pytest.mark.parametrize("key", ["matched", "keep", "blockedBy", "refused"])
