@@ -60,7 +60,7 @@ def start(runs: int) -> Start:
     took: dict[tuple[str, ...], list[float]] = {GPUS: [], NOTHING: []}
     with tempfile.TemporaryDirectory() as compiled:
         shown = _process(GPUS, compiled)[1]
-        assert shown.count("NVIDIA A100") == 8, f"the command does not list eight GPUs: {shown}"
+        assert "0–7" in shown, f"the command does not list eight GPUs: {shown}"
         for _ in range(runs):
             for arguments, seconds in took.items():
                 seconds.append(_process(arguments, compiled)[0])

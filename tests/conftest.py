@@ -20,3 +20,9 @@ def soak(request: pytest.FixtureRequest) -> int:
 def first_seed(request: pytest.FixtureRequest) -> int:
     """Where the seeds begin."""
     return int(request.config.getoption("--seed"))
+
+
+@pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that run in parallel are told of a terminal's width; commands under test write to none."""
+    monkeypatch.delenv("COLUMNS", raising=False)
