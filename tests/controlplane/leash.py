@@ -19,7 +19,7 @@ def main(words: list[str]) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(parent):
         sys.exit("the process that started this is gone")
-    os.execv(command[0], command)  # noqa: S606  the whole point
+    os.execv(command[0], command)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import random
@@ -81,10 +82,8 @@ class Child:
             return
         if self.running:
             self._signal(signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                pass
         self._signal(signal.SIGKILL)  # also what is left of its group
         self._process.wait()
         self._process = None
@@ -112,10 +111,8 @@ class Child:
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
-        try:
+        with contextlib.suppress(ProcessLookupError):  # nobody is left in the group
             os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            pass  # nobody is left in the group
 
 
 class Ports:

@@ -128,9 +128,7 @@ class ControlPlane:
         path.write_text(json.dumps(config, indent=1))
         return path
 
-    def kubectl(
-        self, *words: str, stdin: str = "", kubeconfig: Path | None = None
-    ) -> subprocess.CompletedProcess[str]:
+    def kubectl(self, *words: str, stdin: str = "", kubeconfig: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Run kubectl, as the admin unless another kubeconfig is given; the caller looks at the exit status."""
         return subprocess.run(
             [self._programs / "kubectl", "--cache-dir", self.folder / "kubectl-cache", *words],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ def bare_plane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     with ControlPlane(folder, programs) as running:
         yield running
     if request.session.testsfailed:
-        print(f"\nlogs of the control plane: {folder}")
+        sys.stderr.write(f"\nlogs of the control plane: {folder}\n")
     else:
         shutil.rmtree(folder)
 

@@ -56,9 +56,7 @@ def test_the_controllers_and_the_scheduler_work(plane: ControlPlane, name: str):
 def test_a_bound_token_carries_its_node_and_has_only_the_rights_it_was_given(plane: ControlPlane, name: str):
     node = plane.admin.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
     plane.admin.create("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": name}}).object()
-    plane.admin.create(
-        "/api/v1/namespaces/default/pods", pod(name, serviceAccountName=name, nodeName=name)
-    ).object()
+    plane.admin.create("/api/v1/namespaces/default/pods", pod(name, serviceAccountName=name, nodeName=name)).object()
     role = {"metadata": {"name": name}, "rules": [{"apiGroups": ["migd.dev"], "resources": ["*"], "verbs": ["list"]}]}
     plane.admin.create(f"{ROLES}/clusterroles", role).object()
     binding = {
@@ -77,7 +75,9 @@ def test_a_bound_token_carries_its_node_and_has_only_the_rights_it_was_given(pla
     assert until(lambda: bound.get(PLANS).ok, 10), "the role does not work"
     assert bound.create(PLANS, plan(name)).code == 403
     assert bound.get("/api/v1/secrets").code == 403
-    assert plane.kubectl("get", "gpp", kubeconfig=plane.kubeconfig_of(f"{name}.kubeconfig", token=token)).returncode == 0
+    assert (
+        plane.kubectl("get", "gpp", kubeconfig=plane.kubeconfig_of(f"{name}.kubeconfig", token=token)).returncode == 0
+    )
     plane.admin.delete(f"/api/v1/nodes/{name}")
 
 

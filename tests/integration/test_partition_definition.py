@@ -44,7 +44,15 @@ STATUS: dict[str, Any] = {
         "mig": {"current": "Enabled", "pending": "Enabled"},
         "busy": False,
         "instances": [
-            {"profile": "3g.40gb", "placement": PLACE, "gi": 1, "ci": 0, "migUUID": "MIG-a", "inUse": True, "foreign": False}
+            {
+                "profile": "3g.40gb",
+                "placement": PLACE,
+                "gi": 1,
+                "ci": 0,
+                "migUUID": "MIG-a",
+                "inUse": True,
+                "foreign": False,
+            }
         ],
     },
     "blockers": [
@@ -117,7 +125,9 @@ def test_a_good_partition_is_taken(plane: ControlPlane, spec: dict[str, Any]):
     ],
 )
 def test_a_bad_partition_is_refused_with_a_sentence(plane: ControlPlane, spec: dict[str, Any], said: str):
-    answer = plane.admin.create(PARTITIONS, partition(gpu_name()) | {"spec": partition("x")["spec"] | spec}, dryRun="All")
+    answer = plane.admin.create(
+        PARTITIONS, partition(gpu_name()) | {"spec": partition("x")["spec"] | spec}, dryRun="All"
+    )
     assert answer.code in (400, 422)
     assert said in answer.message
 
@@ -132,12 +142,9 @@ def test_a_partition_is_named_by_its_gpu(plane: ControlPlane, name: str):
 def test_a_partition_stays_on_its_node(plane: ControlPlane, field: str):
     name = made(plane)
     answer = plane.admin.patch(f"{PARTITIONS}/{name}", {"spec": {field: "another"}})
-    assert answer.causes == (
-        (
-            f"spec.{field}",
-            f"Invalid value: {field} cannot change; delete the object, and the agent of the GPU's node makes it anew",
-        ),
-    )
+    ((at, said),) = answer.causes
+    assert at == f"spec.{field}"
+    assert f"{field} cannot change; delete the object, and the agent of the GPU's node makes it anew" in said
     assert plane.admin.patch(f"{PARTITIONS}/{name}", {"spec": {field: None}}).code == 422
     plane.admin.patch(f"{PARTITIONS}/{name}", {"spec": {"desired": desired()}}).object()
 
@@ -186,7 +193,7 @@ def test_agent_and_operator_write_one_status_side_by_side(plane: ControlPlane):
     theirs = {"conditions": [condition("Assigned", "False", "Conflict")]}
     refused = plane.admin.apply(at, applied(name, theirs), "migd-agent")
     assert refused.code == 409
-    assert 'conflict with "migd-operator"' in refused.message
+    assert 'conflicts with "migd-operator"' in refused.message
     less = plane.admin.apply(at, applied(name, {"conditions": [condition("Assigned")]}), "migd-operator").object()
     assert "evictions" not in less["status"]
     assert {c["type"] for c in less["status"]["conditions"]} == {
@@ -231,7 +238,9 @@ def test_an_agent_lists_and_watches_only_its_own_node(plane: ControlPlane, name:
 
 
 def test_a_partition_goes_with_its_node(plane: ControlPlane, name: str):
-    node = plane.admin.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}).object()
+    node = plane.admin.create(
+        "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+    ).object()
     gpu = gpu_name()
     document = partition(gpu, node=name)
     owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node["metadata"]["uid"]}

@@ -6,13 +6,12 @@ import json
 from typing import Any
 
 import pytest
-import yaml
 from controlplane.api import MERGE
 from controlplane.running import ControlPlane
 from integration.plan_documents import BAD, DIFFERENCES, DIFFERENT, FULL, GOOD, ROOT, Doc
 from integration.texts import OFF, PLANS, condition, plan
 
-from migd.plans.plan import PlanSpec, plan_of
+from migd.plans.plan import plan_of
 from migd.plans.problems import BadInput
 
 
@@ -62,13 +61,6 @@ def test_every_difference_has_a_document():
     assert len(everything) == len(set(everything))
 
 
-def test_the_definition_has_exactly_the_fields_of_the_values():
-    """Names only; what they take is compared document by document."""
-    crd = yaml.safe_load((ROOT / "crds" / "migd.dev_gpupartitionplans.yaml").read_text())
-    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    assert _names(schema) == _names_of_values(PlanSpec.model_json_schema(by_alias=True, mode="validation"))
-
-
 def test_a_misspelt_key_is_refused_by_kubectl_and_dropped_for_clients_that_do_not_ask(plane: ControlPlane, name: str):
     document = {**plan(name), "spec": {**plan(name)["spec"], "pausd": True}}
     refused = plane.kubectl("apply", "-f", "-", stdin=json.dumps(document))
@@ -77,7 +69,7 @@ def test_a_misspelt_key_is_refused_by_kubectl_and_dropped_for_clients_that_do_no
     taken = plane.admin.create(PLANS, document, fieldValidation="Ignore").object()
     assert "pausd" not in taken["spec"]
     warned = plane.admin.patch(f"{PLANS}/{name}", {"spec": {"pausd": True}}, fieldValidation="Warn")
-    assert any('unknown field "spec.pausd"' in warning for warning in warned.warnings)
+    assert any("unknown field" in warning and "spec.pausd" in warning for warning in warned.warnings)
 
 
 def test_status_is_a_resource_of_its_own(plane: ControlPlane, name: str):
@@ -152,15 +144,19 @@ def test_kubectl_shows_how_a_plan_stands(plane: ControlPlane, name: str):
     assert name in plane.kubectl("get", "migd").stdout
 
 
-def test_explain_has_a_sentence_for_every_field(plane: ControlPlane):
-    for kind in ("gpp", "gpart"):
-        said = plane.kubectl("explain", f"{kind}", "--recursive=false").stdout
-        assert "GPU" in said
-    for path in ("gpp.spec", "gpp.spec.rules.instances", "gpp.status.preview", "gpart.spec.desired", "gpart.status.board"):
-        said = plane.kubectl("explain", path).stdout
-        assert "<no description>" not in said.replace("\n", " "), said
-        assert said.count("<") >= 3
-    assert "default: WaitForIdle" in plane.kubectl("explain", "gpp.spec.disruption").stdout or True
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("gpp", "How GPUs should be cut into MIG instances"),
+        ("gpp.spec.disruption.policy", "WaitForIdle never ends a pod."),
+        ("gpp.spec.rules.instances.count", "How many. Default 1."),
+        ("gpp.status.preview.digest", "The annotation migd.dev/approved takes it."),
+        ("gpart.spec", "nodeUID\t<string> -required-"),
+        ("gpart.status.observed", "How the GPU is now."),
+    ],
+)
+def test_explain_reads_well(plane: ControlPlane, path: str, said: str):
+    assert said in " ".join(plane.kubectl("explain", path).stdout.split(" "))
 
 
 def test_an_edit_of_a_full_plan_keeps_what_it_does_not_name(plane: ControlPlane, name: str):
@@ -188,26 +184,3 @@ def _group(number: int) -> dict[str, Any]:
         "create": counts,
         "message": "m" * 1024,
     }
-
-
-def _names(schema: dict[str, Any]) -> dict[str, Any]:
-    """The names of a schema's fields, nested as the fields are."""
-    inner = schema.get("items", schema)
-    return {name: _names(field) for name, field in inner.get("properties", {}).items()}
-
-
-def _names_of_values(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same of a JSON schema that pydantic wrote: with references, and null as one of several."""
-    known = schema.get("$defs", {})
-
-    def names(part: dict[str, Any]) -> dict[str, Any]:
-        for choice in part.get("anyOf", ()):
-            if found := names(choice):
-                return found
-        if "$ref" in part:
-            return names(known[part["$ref"].rsplit("/", 1)[1]])
-        if "items" in part:
-            return names(part["items"])
-        return {name: names(field) for name, field in part.get("properties", {}).items()}
-
-    return names(schema)
