@@ -105,6 +105,13 @@ def pci_key(device_id: str) -> str:
     return device_id.lower().removeprefix("0x")
 
 
+def only_true(value: object) -> object:
+    """A validator: true or nothing; 1 equals true in Python and is no true."""
+    if value is not None and value is not True:
+        raise wrong(f"must be true, not {shown(value)}", "leave it out to select by something else")
+    return value
+
+
 def _glob(text: str) -> str:
     if not text.strip():
         raise wrong("must not be empty", 'a pattern for the model name, such as "*A100*80GB*"')

@@ -108,7 +108,9 @@ def test_a_need_is_a_whole_number_of_gb(need):
     ("gpus", "path", "said"),
     [
         ({}, "", "selects nothing"),
-        ({"all": False}, ".all", "must be true, not false"),
+        ({"all": False}, ".all", "must be true, not false | leave it out"),
+        ({"all": 1}, ".all", "must be true, not 1"),
+        ({"all": 1.0}, ".all", "must be true, not 1.0"),
         ({"indices": []}, ".indices", "must not be empty"),
         ({"indices": 7}, ".indices", "must be a list, not 7 | write [7]"),
         ({"indices": [-1]}, ".indices[0]", "must be at least 0"),
