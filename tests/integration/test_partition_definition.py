@@ -211,6 +211,8 @@ def test_agent_and_operator_write_one_spec_side_by_side(plane: ControlPlane):
     seen = plane.admin.apply(at, wish, "migd-operator").object()
     assert seen["spec"]["nodeName"] == "node-a"
     assert seen["metadata"]["generation"] == 2
+    again = plane.admin.apply(at, wish, "migd-operator").object()
+    assert again["metadata"]["resourceVersion"] == seen["metadata"]["resourceVersion"], "no change, no write"
     seen = plane.admin.apply(at, {**head, "spec": {}}, "migd-operator").object()
     assert set(seen["spec"]) == {"nodeName", "nodeUID"}, "what the operator no longer says is gone"
 
