@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
+from boards import board, listings
 from controlplane.running import ControlPlane
 from integration.texts import NOW, PARTITIONS, condition, desired, gpu_name, partition
+
+from migd.mig.boards import Board
+from migd.mig.profiles import Engines, Placement, Profile
 
 PLACE = {"start": 0, "size": 4}
 STATUS: dict[str, Any] = {
@@ -158,6 +163,41 @@ def test_a_status_has_room_for_all_that_is_known_of_a_gpu(plane: ControlPlane):
         if part != "board":
             assert seen["status"][part] == wanted
     assert seen["metadata"]["generation"] == 1
+
+
+@pytest.mark.parametrize("key", sorted(listings()))
+def test_every_known_board_fits_and_comes_back_equal(plane: ControlPlane, key: str):
+    name = made(plane)
+    known = board(key)
+    written = {**STATUS, "board": {**STATUS["board"], "profiles": [_written(p) for p in known.profiles]}}
+    seen = plane.admin.apply(f"{PARTITIONS}/{name}/status", applied(name, written), "migd-agent").object()
+    assert Board.of(_read(p) for p in seen["status"]["board"]["profiles"]) == known
+    del seen["metadata"]["managedFields"]
+    assert len(json.dumps(seen)) < 16 * 1024, "8,000 of them are in the operator's memory"
+
+
+def _written(profile: Profile) -> dict[str, Any]:
+    return {
+        "name": profile.name,
+        "id": profile.profile_id,
+        "computeSlices": profile.compute_slices,
+        "memoryMiB": profile.memory_mib,
+        "instancesMax": profile.instance_count_max,
+        "engines": asdict(profile.engines),
+        "placements": [asdict(place) for place in profile.placements],
+    }
+
+
+def _read(written: dict[str, Any]) -> Profile:
+    return Profile(
+        written["name"],
+        written["id"],
+        written["computeSlices"],
+        written["memoryMiB"],
+        Engines(**written["engines"]),
+        written["instancesMax"],
+        tuple(Placement(**place) for place in written["placements"]),
+    )
 
 
 @pytest.mark.parametrize(
