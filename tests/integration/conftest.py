@@ -20,10 +20,9 @@ KINDS = ("gpupartitionplans", "gpupartitions")
 @pytest.fixture(scope="session")
 def bare_plane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane as it comes; its folder, with all logs, is kept and named where a test failed."""
-    try:
-        programs = found_programs()
-    except NotBuiltError as missing:
-        pytest.fail(str(missing), pytrace=False)
+    programs = _programs()
+    if isinstance(programs, str):
+        pytest.fail(programs, pytrace=False)
     folder = tmp_path_factory.mktemp("control-plane")
     with ControlPlane(folder, programs) as running:
         yield running
@@ -31,6 +30,13 @@ def bare_plane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         sys.stderr.write(f"\nlogs of the control plane: {folder}\n")
     else:
         shutil.rmtree(folder)
+
+
+def _programs() -> Path | str:
+    try:
+        return found_programs()
+    except NotBuiltError as missing:
+        return str(missing)
 
 
 @pytest.fixture(scope="session")

@@ -55,6 +55,10 @@ def test_where_the_two_differ_the_docs_say_so(plane: ControlPlane, doc: Doc):
     assert DIFFERENCES[doc.id] in (ROOT / "docs" / "plans.md").read_text()
 
 
+def test_the_plans_of_the_docs_are_among_the_good_ones():
+    assert len([doc for doc in GOOD if doc.id.startswith("plans.md-")]) == 3
+
+
 def test_every_difference_has_a_document():
     assert {doc.id for doc in DIFFERENT} == set(DIFFERENCES)
     everything = [doc.id for doc in (*GOOD, *BAD, *DIFFERENT) if doc not in BAD or doc.id not in DIFFERENCES]
