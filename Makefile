@@ -4,12 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
 
-.PHONY: demo test check bench soak format lock clean
+.PHONY: demo test check bench soak control-plane integration format lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n 's/^# //p' Makefile | head -2
 	@echo "make check  ruff, mypy, import-linter      make bench  benchmarks      make soak  the long crash test"
+	@echo "make integration  tests on a real API server      make control-plane  what they need, built once"
 
 .venv/.ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "migd needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 $(MAKECMDGOALS)")'
@@ -37,6 +38,12 @@ bench: .venv/.ready
 
 soak: .venv/.ready
 	$(BIN)/python -m pytest -n $(JOBS) tests/sim --soak
+
+control-plane: .venv/.ready
+	@PYTHONPATH=tests $(BIN)/python -m controlplane build
+
+integration: control-plane
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/integration
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

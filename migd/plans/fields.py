@@ -41,7 +41,7 @@ def _profile(text: str) -> str:
     return text
 
 
-_DURATION: Final = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?")
+_DURATION: Final = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?", re.ASCII)
 
 
 def seconds_of(text: str) -> int | None:
@@ -74,13 +74,13 @@ def unavailable_nodes(value: object) -> object:
     """A validator: a number of nodes, or a percentage."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 1_000_000:
         return value
-    if isinstance(value, str) and re.fullmatch(r"\d{1,3}%", value) and int(value[:-1]) <= 100:
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,3}%", value) and int(value[:-1]) <= 100:
         return value
     raise wrong(f"must be a number of nodes from 0 on, or a percentage from 0% to 100%, not {shown(value)}")
 
 
 def _uuid(text: str) -> str:
-    if not re.fullmatch(r"(?i)gpu-[0-9a-z-]{1,64}", text):
+    if not re.fullmatch(r"(?ai)gpu-[0-9a-z-]{1,64}", text):
         mig = text.upper().startswith("MIG-")
         raise wrong(
             f"{shown(text)} is not a GPU's UUID",
@@ -103,6 +103,13 @@ def check_pci(value: object) -> object:
 def pci_key(device_id: str) -> str:
     """A PCI device id without what does not matter in it: 0x and case."""
     return device_id.lower().removeprefix("0x")
+
+
+def only_true(value: object) -> object:
+    """A validator: true or nothing; 1 equals true in Python and is no true."""
+    if value is not None and value is not True:
+        raise wrong(f"must be true, not {shown(value)}", "leave it out to select by something else")
+    return value
 
 
 def _glob(text: str) -> str:

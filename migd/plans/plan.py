@@ -25,6 +25,7 @@ from migd.plans.fields import (
     Uuid,
     Value,
     once,
+    only_true,
     pci_key,
     some,
     sorted_labels,
@@ -67,7 +68,7 @@ class GpuSelector(Value):
     models: globs on the NVML name. pci_device_ids: device then vendor, "0x20B210DE", any case, with or without 0x.
     """
 
-    every: Literal[True] | None = Field(None, alias="all", description="leave it out to select by something else")
+    every: Annotated[Literal[True] | None, BeforeValidator(only_true)] = Field(None, alias="all")
     indices: Annotated[tuple[Index, ...], once("GPU index"), Named, Tuple] | None = None
     uuids: Annotated[tuple[Uuid, ...], once("GPU", str.lower), Named, Tuple] | None = None
     models: Annotated[tuple[Glob, ...], once("model"), Named, Tuple] | None = None

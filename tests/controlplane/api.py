@@ -1,0 +1,137 @@
+"""A plain client of the API server for tests: one request, one answer, nothing hidden."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from controlplane.certificates import Pair
+
+APPLY: Final = "application/apply-patch+yaml"
+MERGE: Final = "application/merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
+_TIMEOUT_S: Final = 30.0
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the API server answered. body: the object or the Status; warnings: its Warning headers."""
+
+    code: int
+    body: Json
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether it did what was asked."""
+        return 200 <= self.code < 300
+
+    @property
+    def message(self) -> str:
+        """What a Status says; "" in an object."""
+        return str(self.body.get("message", ""))
+
+    @property
+    def causes(self) -> tuple[tuple[str, str], ...]:
+        """The (field, message) pairs of a refusal."""
+        causes = (self.body.get("details") or {}).get("causes") or ()
+        return tuple((cause.get("field", ""), cause.get("message", "")) for cause in causes)
+
+    def object(self) -> Json:
+        """The object; AssertionError with the refusal where there is none."""
+        assert self.ok, f"{self.code}: {self.message}"
+        return self.body
+
+
+class Api:
+    """Somebody's view of the API server: by a client certificate or a bearer token."""
+
+    def __init__(self, port: int, authority: Path, client: Pair | None = None, token: str = "") -> None:
+        self._port = port
+        self._tls = ssl.create_default_context(cafile=str(authority))
+        if client is not None:
+            self._tls.load_cert_chain(client.certificate, client.key)
+        self._headers = {"User-Agent": "migd-tests", "Accept": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    def get(self, path: str, **query: str) -> Answer:
+        """GET."""
+        return self.request("GET", path, query=query)
+
+    def create(self, path: str, body: Json, **query: str) -> Answer:
+        """POST; unknown and double fields are refused unless the query says otherwise, as with kubectl."""
+        return self.request("POST", path, body, query={"fieldValidation": "Strict", **query})
+
+    def replace(self, path: str, body: Json, **query: str) -> Answer:
+        """PUT."""
+        return self.request("PUT", path, body, query={"fieldValidation": "Strict", **query})
+
+    def patch(self, path: str, body: object, content_type: str = MERGE, **query: str) -> Answer:
+        """PATCH."""
+        return self.request("PATCH", path, body, content_type, query)
+
+    def apply(self, path: str, body: Json, manager: str, *, force: bool = False) -> Answer:
+        """Server-side apply as a field manager."""
+        query = {"fieldManager": manager, "fieldValidation": "Strict", "force": "true" if force else "false"}
+        return self.request("PATCH", path, body, APPLY, query)
+
+    def delete(self, path: str, **query: str) -> Answer:
+        """DELETE."""
+        return self.request("DELETE", path, query=query)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        content_type: str = "application/json",
+        query: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """One request on a connection of its own; OSError where nobody answers."""
+        connection = http.client.HTTPSConnection("127.0.0.1", self._port, context=self._tls, timeout=_TIMEOUT_S)
+        try:
+            headers = self._headers | ({} if body is None else {"Content-Type": content_type})
+            text = None if body is None else json.dumps(body)
+            connection.request(method, _with(path, query), text, headers)
+            answer = connection.getresponse()
+            said = answer.read()
+            warnings = tuple(answer.headers.get_all("Warning") or ())
+            return Answer(answer.status, _object(said), warnings)
+        finally:
+            connection.close()
+
+    def watch(self, path: str, seconds: int, **query: str) -> Iterator[Json]:
+        """The events of a watch until the server ends it after so many seconds; close the iterator to leave before."""
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", self._port, context=self._tls, timeout=seconds + _TIMEOUT_S
+        )
+        try:
+            asked = {**query, "watch": "true", "timeoutSeconds": str(seconds)}
+            connection.request("GET", _with(path, asked), headers=self._headers)
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read().decode()
+            while line := answer.readline():
+                yield json.loads(line)
+        finally:
+            connection.close()
+
+
+def _with(path: str, query: Mapping[str, str] | None) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def _object(said: bytes) -> Json:
+    try:
+        found = json.loads(said)
+    except ValueError:
+        return {"message": said.decode(errors="replace")}
+    return found if isinstance(found, dict) else {"message": said.decode(errors="replace")}

@@ -1,0 +1,157 @@
+"""Child processes in groups of their own, and ports that no other test run takes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+LEASH: Final = Path(__file__).with_name("leash.py")
+_PORTS: Final = range(20_000, 32_000)  # below the range that outgoing connections take theirs from
+_STOP_S: Final = 10.0
+_POLL_S: Final = 0.02
+
+
+def until(look: Callable[[], bool], within_s: float) -> bool:
+    """Whether a look says yes within so many seconds; it is taken every 20 ms, and at least once."""
+    asking = Retrying(
+        retry=retry_if_result(lambda yes: not yes),
+        wait=wait_fixed(_POLL_S),
+        stop=stop_after_delay(within_s),
+        retry_error_callback=lambda _: False,
+    )
+    return asking(look)
+
+
+class StartError(Exception):
+    """A part of the control plane did not come up; the text has the end of its log."""
+
+
+class Child:
+    """One program: started, stopped and started again with the same arguments; its output goes on in one log.
+
+    leashed: it dies with the process that started it.
+    """
+
+    def __init__(self, name: str, command: Sequence[str | Path], log: Path, leashed: bool = True) -> None:
+        self.name = name
+        self.log = log
+        self._command = [str(word) for word in command]
+        self._leashed = leashed
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id, also of the process group."""
+        assert self._process is not None, f"{self.name} is not started"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it, in a session and so in a process group of its own."""
+        assert not self.running, f"{self.name} runs already"
+        leash = [sys.executable, "-S", str(LEASH), str(os.getpid())] if self._leashed else []
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*leash, *self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=self.log.parent,
+            )
+
+    def stop(self) -> None:
+        """End it and all that it started: SIGTERM, then after 10 s SIGKILL. Nothing to do where it has ended."""
+        if self._process is None:
+            return
+        if self.running:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_S)
+        self._signal(signal.SIGKILL)  # also what is left of its group
+        self._process.wait()
+        self._process = None
+
+    def kill(self) -> None:
+        """End it at once with SIGKILL, as a crash would."""
+        assert self._process is not None, f"{self.name} is not started"
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def wait_until(self, ready: Callable[[], bool], within_s: float) -> None:
+        """Look again and again until it is ready; StartError where it ends first or takes too long."""
+
+        def look() -> bool:
+            if not self.running:
+                raise StartError(f"{self.name} ended while starting:\n{self.tail()}")
+            return ready()
+
+        if not until(look, within_s):
+            raise StartError(f"{self.name} was not ready within {within_s:.0f} s:\n{self.tail()}")
+
+    def tail(self, lines: int = 30) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):  # nobody is left in the group
+            os.killpg(self._process.pid, number)
+
+
+class Ports:
+    """Loopback ports, each held by a file lock until closed, so that runs side by side never share one."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.gettempdir()) / f"migd-ports-{os.getuid()}"
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._held: list[IO[bytes]] = []
+
+    def take(self) -> int:
+        """A port that is free now, and that no other `Ports` on this machine gives out."""
+        for port in random.sample(_PORTS, k=len(_PORTS)):
+            file = (self._folder / str(port)).open("wb")
+            if _locked(file) and _free(port):
+                self._held.append(file)
+                return port
+            file.close()
+        raise StartError(f"no free port between {_PORTS.start} and {_PORTS.stop}")
+
+    def close(self) -> None:
+        """Give all ports back."""
+        for file in self._held:
+            file.close()
+        self._held.clear()
+
+
+def _locked(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as one:
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

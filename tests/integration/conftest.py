@@ -1,0 +1,56 @@
+"""The control plane of a test run, with our definitions in it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from controlplane.building import NotBuiltError, found_programs
+from controlplane.processes import until
+from controlplane.running import ControlPlane
+
+CRDS = Path(__file__).parents[2] / "crds"
+KINDS = ("gpupartitionplans", "gpupartitions")
+
+
+@pytest.fixture(scope="session")
+def bare_plane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane as it comes; its folder, with all logs, is kept and named where a test failed."""
+    programs = _programs()
+    if isinstance(programs, str):
+        pytest.fail(programs, pytrace=False)
+    folder = tmp_path_factory.mktemp("control-plane")
+    with ControlPlane(folder, programs) as running:
+        yield running
+    if request.session.testsfailed:
+        sys.stderr.write(f"\nlogs of the control plane: {folder}\n")
+    else:
+        shutil.rmtree(folder)
+
+
+def _programs() -> Path | str:
+    try:
+        return found_programs()
+    except NotBuiltError as missing:
+        return str(missing)
+
+
+@pytest.fixture(scope="session")
+def plane(bare_plane: ControlPlane) -> ControlPlane:
+    """A control plane that serves our kinds."""
+    done = bare_plane.kubectl("apply", "-f", str(CRDS))
+    assert done.returncode == 0, done.stderr
+    for kind in KINDS:
+        # a definition just made answers 404 or 429 for a moment
+        assert until(lambda at=kind: bare_plane.admin.get(f"/apis/migd.dev/v1alpha1/{at}").ok, 30), f"{kind} not served"
+    return bare_plane
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test uses: the control plane is shared."""
+    return f"t-{uuid.uuid4().hex[:12]}"
