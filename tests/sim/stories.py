@@ -163,7 +163,9 @@ class Others:
             and process.released_at_s is None
         ]
         if not adopted:
-            wrong += [f"foreign {s} was destroyed" for s, inside in self.theirs.items() if not inside <= there.get(s, set())]
+            wrong += [
+                f"foreign {s} was destroyed" for s, inside in self.theirs.items() if not inside <= there.get(s, set())
+            ]
             wrong += [f"foreign {s} was destroyed" for s in self.theirs.keys() - there.keys()]
         return wrong
 
@@ -173,7 +175,8 @@ class Story:
     """One seed's world and what is wished of it.
 
     before: the layouts at the start. wished: what each GPU must have afterwards, None for MIG off. possible: whether
-    the wish can be met while nothing changes by itself. rate: how often somebody meddles after an operation.
+    the wish can be met while nothing changes by itself. pending: GPUs whose mode somebody left pending. rate: how often
+    somebody meddles after an operation.
     """
 
     seed: int
@@ -184,6 +187,7 @@ class Story:
     before: dict[str, Layout]
     wished: dict[str, Counts | None]
     possible: bool
+    pending: set[str]
     rate: float
     wrong: list[str] = field(default_factory=list)
     listening: bool = True
@@ -233,13 +237,14 @@ def told(seed: int) -> Story:
             stay |= {i for i in before[uuid].instances if _is_theirs(machine[uuid], i, others)}
             possible = possible and "narrow" not in foreign.get(uuid, ())
         goals[uuid], wished[uuid] = _some_wish(dice, table, frozenset(stay))
-    vm = dice.random() < 0.1
+    vm, pending = dice.random() < 0.1, set[str]()
     if vm:
         host.switch("vm", True)
         host.switch("vm_refuses_reset", dice.random() < 0.5)
         for gpu in machine.values():
             if models()[gpu.key].mig and not models()[gpu.key].resetless and not gpu.instances and dice.random() < 0.3:
                 gpu.pending = not gpu.mig
+                pending.add(gpu.uuid)
     wait = dice.random() < 0.2
     if wait or dice.random() < 0.1:
         _leavers(dice, host, machine)
@@ -258,7 +263,7 @@ def told(seed: int) -> Story:
     for _ in range(dice.randint(0, 3)):
         host.inject(_some_error(dice))
     rate = dice.choice((0.0, 0.0, 0.0, 0.1, 0.3))
-    return Story(seed, dice, world, others, order, before, wished, possible, rate)
+    return Story(seed, dice, world, others, order, before, wished, possible, pending, rate)
 
 
 def _some_layout(dice: random.Random, table: Table) -> Layout:
@@ -322,5 +327,3 @@ def _some_error(dice: random.Random) -> Fault:
 def placed(made: Made, key: str) -> GpuInstance:
     """An instance of the machine's model as a value."""
     return GpuInstance(models()[key].by_id()[made.profile_id].name, Placement(made.start, made.size))
-
-

@@ -70,12 +70,13 @@ def at_rest(story: Story) -> None:
         ours = [made for made in gpu.instances if made.serial not in others.serials]
         if not story.adopts and not others.upheavals and gpu.uuid not in others.disturbed:
             assert found.owned == {placed(made, gpu.key) for made in ours}, "the record is wrong about what is ours"
-        if phase == "Held":
+        if story.order.on_failure == "Hold":
             continue
         widths = models()[gpu.key].by_id()
         halves = [i for i in ours if [c.size for c in i.compute] != [widths[i.profile_id].slices]]
         assert not halves, f"half made: {halves}"
-        assert gpu.mig == gpu.pending or phase == "RebootRequired" or not found.outcome, "a mode is left pending"
+        waits = phase == "RebootRequired" or gpu.uuid in story.pending
+        assert gpu.mig == gpu.pending or waits, "a mode is left pending"
         if others.upheavals or gpu.uuid in others.disturbed or phase == "RebootRequired":
             continue
         late = frozenset(placed(made, gpu.key) for made in gpu.instances if made.serial in others.late)
