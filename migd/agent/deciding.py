@@ -99,7 +99,7 @@ def decide(record: Record, seen: Seen) -> tuple[Record, Effect | None]:
     At rest every GPU of the order has an outcome and no transaction is open. Without an order only what a crash left
     is finished or undone.
     """
-    record = _after_boot(record, seen)
+    record = _without_gone(_after_boot(record, seen), seen)
     for uuid in _by_index(under_way(record), seen):
         return _drive(record, uuid, seen)  # one GPU after the other, lowest index first
     if seen.order is None or record.order_id == seen.order.id:
@@ -135,7 +135,7 @@ def failed(record: Record, operation: Operation, error: Cause, now_s: float) -> 
     return record.with_gpu(operation.gpu_uuid, replace(gpu, transaction=changed))
 
 
-# --- boots ---------------------------------------------------------------------------------------------------------
+# --- what a look voids -----------------------------------------------------------------------------------------------
 
 
 def _after_boot(record: Record, seen: Seen) -> Record:
@@ -151,16 +151,25 @@ def _rebooted(gpu: GpuRecord) -> GpuRecord:
     return replace(gpu, owned=EMPTY, transaction=None)
 
 
-# --- beginning an order ---------------------------------------------------------------------------------------------
+def _without_gone(record: Record, seen: Seen) -> Record:
+    """Ours is only what has been there ever since: what is gone and comes back, somebody else has made."""
+    for now in seen.gpus:
+        gpu = record.gpu(now.uuid)
+        if gpu.owned - now.geometry and now.mode is not None:
+            record = record.with_gpu(now.uuid, replace(gpu, owned=gpu.owned & now.geometry))
+    return record
+
+
+# --- beginning an order ----------------------------------------------------------------------------------------------
 
 
 def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | None]:
     """Judge every GPU first; open transactions only when not one is refused or blocked."""
-    parked = {u: o for u in record.open if (o := _still(record.gpu(u), order)) is not None and u in order.goals}
+    rests = {u: o for u in order.goals if (o := _rests(record.gpu(u), order)) is not None}
     record = _without_parked(record, seen, order)
     plans = order.plans(seen.gpus, record.owned)
     refused = {u: Outcome("Failed", _cause(p.refused)) for u, p in plans.items() if p.refused}
-    stuck = parked or {u: o for u in plans if (o := _awaiting(record.gpu(u), seen, u, order)) is not None}
+    stuck = rests or {u: o for u in plans if (o := _awaiting(record.gpu(u), seen, u, order)) is not None}
     blocked = {u: Outcome("Blocked", _cause(p.blocked)) for u, p in plans.items() if p.blocked is not None}
     gone = {u: _lost("the GPU is not there any more") for u in order.goals if u not in plans}
     if not refused and not stuck and not gone and blocked:
@@ -183,18 +192,24 @@ def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | N
     return Record(record.boot_id, order.id, record.gpus), None if stop else LookAgain()
 
 
-def _still(gpu: GpuRecord, order: Order) -> Outcome | None:
-    """What parking makes of the order that was parked: nothing more, or the layout before would be lost."""
-    return gpu.outcome if gpu.transaction is not None and gpu.transaction.order_id == order.id else None
+def _rests(gpu: GpuRecord, order: Order) -> Outcome | None:
+    """What became in this command of a change that an earlier one left open, where it is not to be begun again.
+
+    Parked: planning on top of it would lose the layout before, as long as it is the same order. Held: somebody is to
+    look at it first, and to say so with another command.
+    """
+    parked = gpu.transaction is not None and gpu.transaction.order_id == order.id
+    held = gpu.outcome is not None and gpu.outcome.phase == "Held"
+    return gpu.outcome if parked or held else None
 
 
 def _without_parked(record: Record, seen: Seen, order: Order) -> Record:
     """Another order takes over the GPUs that are parked, where they can be read: it plans from what is there."""
     for uuid in record.open:
         gpu, now = record.gpu(uuid), seen.gpu(uuid)
-        takes_over = uuid in order.goals and _still(gpu, order) is None
+        takes_over = uuid in order.goals and _rests(gpu, order) is None
         if takes_over and now is not None and not now.lost and gpu.transaction is not None:
-            record = record.with_gpu(uuid, _ended(gpu, gpu.transaction, now, gpu.outcome))
+            record = record.with_gpu(uuid, _ended(gpu, gpu.transaction, gpu.outcome))
     return record
 
 
@@ -204,7 +219,7 @@ def _opened(
     """One GPU's record when its order begins: an open transaction, or the outcome that needs none."""
     if stopped is not None:
         return replace(gpu, outcome=stopped)
-    owned = now.geometry if order.foreign == "Adopt" else gpu.owned & now.geometry
+    owned = now.geometry if order.foreign == "Adopt" else gpu.owned
     if not plan.changes:
         gpu = gpu.changed_from(now.layout, now.layout)
         return replace(gpu, owned=owned, awaiting=None, outcome=Outcome("Ready", AS_WISHED))
@@ -247,7 +262,7 @@ def _awaiting(gpu: GpuRecord, seen: Seen, uuid: str, order: Order) -> Outcome | 
     )
 
 
-# --- driving one GPU ------------------------------------------------------------------------------------------------
+# --- driving one GPU -------------------------------------------------------------------------------------------------
 
 
 def _drive(record: Record, uuid: str, seen: Seen) -> tuple[Record, Effect | None]:
@@ -261,7 +276,6 @@ def _drive(record: Record, uuid: str, seen: Seen) -> tuple[Record, Effect | None
     left_s = transaction.not_before_s - seen.now_s
     if 0 < left_s <= PAUSE_MAX_S:
         return record, Pause(left_s, transaction.error.message if transaction.error else "trying again", uuid)
-    gpu = replace(gpu, owned=gpu.owned & now.geometry)  # what is gone and comes back is somebody else's
     gpu, effect = _turn(gpu, transaction, now, seen)
     return record.with_gpu(uuid, gpu), effect
 
@@ -317,7 +331,7 @@ def _mode(
     why = error.message if error else "neither the driver nor a GPU reset activates it"
     cause = Cause("RebootRequired", f"MIG mode {wish} is accepted and waits for a reboot of this machine: {why}")
     awaiting = None if transaction.back else AwaitingReboot(seen.boot_id, transaction.order_id, step.enable)
-    ended = _ended(gpu, transaction, now, Outcome("RebootRequired", cause, transaction.touched))
+    ended = _ended(gpu, transaction, Outcome("RebootRequired", cause, transaction.touched))
     return replace(ended, awaiting=awaiting), LookAgain()
 
 
@@ -368,14 +382,14 @@ def _give_up(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, cause: Caus
 def _turn_back(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, cause: Cause) -> tuple[GpuRecord, Effect]:
     if transaction.hold and transaction.touched:
         message = f"{cause.message}; held as the plan's onFailure says, with {now.layout}"
-        return _ended(gpu, transaction, now, Outcome("Held", Cause("Held", message), True)), LookAgain()
+        return _ended(gpu, transaction, Outcome("Held", Cause("Held", message), True)), LookAgain()
     back = replace(
         transaction, back=True, cause=cause, step="", tries=0, error=None, resets=0, turns=0, not_before_s=0.0
     )
     return replace(gpu, transaction=back), LookAgain()
 
 
-# --- ending one GPU's transaction -----------------------------------------------------------------------------------
+# --- ending one GPU's transaction ------------------------------------------------------------------------------------
 
 
 def _parked(gpu: GpuRecord, transaction: Transaction, outcome: Outcome) -> GpuRecord:
@@ -400,10 +414,9 @@ def _verified(gpu: GpuRecord, transaction: Transaction) -> GpuRecord:
     return replace(gpu.changed_from(before, target), transaction=None, outcome=outcome)
 
 
-def _ended(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, outcome: Outcome | None) -> GpuRecord:
+def _ended(gpu: GpuRecord, transaction: Transaction, outcome: Outcome | None) -> GpuRecord:
     """Given up half way: what is there of ours stays ours, and `migd rollback` can still go to the layout before."""
-    owned = gpu.owned & now.geometry
-    return replace(gpu.left_at(transaction.before), owned=owned, transaction=None, outcome=outcome)
+    return replace(gpu.left_at(transaction.before), transaction=None, outcome=outcome)
 
 
 def _by_index(uuids: tuple[str, ...], seen: Seen) -> list[str]:

@@ -12,6 +12,7 @@ from others import after, before, place, shown
 from worlds import World, order_for, serials
 
 from migd.agent.orders import Goal, Order
+from migd.agent.running import Progress
 from migd.mig.geometry import GpuInstance, Layout
 from migd.mig.observed import SeenGpu
 from migd.plans.plan import GpuSelector, InstanceRule, Rule
@@ -179,3 +180,34 @@ def test_adopting_takes_over_all_that_is_there_when_the_change_begins() -> None:
     assert world.attempt(order) == "done"
     assert phase(world, uuid) == ("Ready", "AsWished")
     assert world.record().gpu(uuid).owned == gpu_of(world).geometry
+
+
+def test_what_a_driver_reload_took_from_a_gpu_whose_turn_is_yet_to_come_and_others_made_anew_is_theirs() -> None:
+    world = World(SimHost.fresh("2xa100-40gb"))
+    first, second = world.seen()
+    there = place(first, "3g@4")
+    assert world.attempt(order_for({gpu.uuid: Layout(True, frozenset({there})) for gpu in (first, second)})) == "done"
+    order = order_for({gpu.uuid: Layout(True, frozenset({place(first, "2g@0")})) for gpu in (first, second)})
+
+    def listen(step: Progress) -> None:
+        if step.done and str(step.effect) == "destroy compute instance of 3g.20gb@4":
+            world.host.snapshot().gpus[1].instances.clear()  # the next look does not find them
+        if step.done and str(step.effect) == "create compute instance of 2g.10gb@0":
+            others.create(world.host, second.uuid, there)
+
+    assert world.attempt(order, listen) == "done"
+    assert phase(world, first.uuid) == ("Ready", "AsWished")
+    assert phase(world, second.uuid) == ("Blocked", "ForeignInstances")
+    assert shown(world.seen()[1]) == "3g.20gb@4"
+
+
+def test_a_hold_that_ends_what_a_crash_left_ends_the_command_too() -> None:
+    world, uuid = world_with("a100-40gb", "3g@4")
+    order = Order("held", exactly(world, "1g@0", "2g@2").goals, on_failure="Hold")
+    world.host.inject(Fault(CREATE_GI, "crash", when="after"), Fault(CREATE_GI, "error", 999, nth=2, times=3))
+    assert world.attempt(order) == "crashed"
+    assert world.attempt(order) == "done"
+    assert phase(world, uuid) == ("Held", "Held")
+    assert shown(gpu_of(world)) == "1g.5gb@0"
+    assert world.attempt(order) == "done"
+    assert phase(world, uuid) == ("Ready", "AsWished")

@@ -10,9 +10,11 @@ from migd.agent.records import Record
 from migd.agent.running import Listener, Machine, look, run
 from migd.agent.simulated import simulated
 from migd.agent.store import RecordError, decode, encode
-from migd.mig.geometry import Layout
+from migd.mig.geometry import GpuInstance, Layout
 from migd.mig.observed import SeenGpu
+from migd.mig.profiles import Placement
 from migd.nvml.errors import GpuError
+from migd.sim.catalog import models
 from migd.sim.errors import SimulatedCrash
 from migd.sim.host import SimHost
 
@@ -93,6 +95,17 @@ def serials(host: SimHost) -> dict[tuple[str, int], tuple[int, ...]]:
         for gpu in host.snapshot().gpus
         for there in gpu.instances
     }
+
+
+def actual(host: SimHost) -> dict[str, Layout]:
+    """By UUID, how each GPU that can do MIG really is: from the machine itself, past NVML."""
+    found = {}
+    for gpu in host.snapshot().gpus:
+        profiles = models()[gpu.key].by_id()
+        there = (GpuInstance(profiles[i.profile_id].name, Placement(i.start, i.size)) for i in gpu.instances)
+        if profiles:
+            found[gpu.uuid] = Layout(gpu.mig, frozenset(there))
+    return found
 
 
 def order_for(goals: Mapping[str, Layout], **options: object) -> Order:
