@@ -6,11 +6,11 @@ error is put into the record by `failed`, and the next turn decides what to make
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from migd.agent.orders import Order
+from migd.agent.patience import PAUSE_MAX_S, POLL_S, RESETS_MAX, TRY_AGAIN_S, TURNS_MAX, patience_with
 from migd.agent.records import AS_WISHED, AwaitingReboot, Cause, GpuRecord, Outcome, Phase, Record, Transaction
 from migd.agent.steps import InTheWay, next_operation
 from migd.mig.geometry import EMPTY, Layout
@@ -19,47 +19,8 @@ from migd.mig.operations import CreateGpuInstance, Operation, ResetGpu, SetMode
 from migd.plans.preview import Blocked, GpuPreview
 from migd.plans.wishes import Refused
 
-TURNS_MAX: Final = 200
-"""Operations of one transaction in one direction; a whole 7-slice GPU re-cut takes 29 and a mode change."""
-
-RESETS_MAX: Final = 2
-"""GPU resets tried for one mode change; the second is for one that a crash may have kept from happening."""
-
 PASSING: Final = frozenset({"InUse", "NeverIdle", "ForeignInstances", "ResetRefused", "GPUUnhealthy", "Waiting"})
 """Reasons that somebody else can take away, so that the same order may succeed later."""
-
-POLL_S: Final = 2.0
-"""Between two looks while waiting for instances to become idle."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How often an operation is tried again after one kind of error, and how long apart.
-
-    tries: in all, forward. tries_back: in all, on the way back, where giving up leaves the GPU half done.
-    first_s, most_s: the pause doubles from the one to the other.
-    """
-
-    tries: int
-    tries_back: int
-    first_s: float
-    most_s: float
-
-    def pause_s(self, tries: int) -> float:
-        """The pause after so many tries."""
-        return float(min(self.first_s * 2 ** (tries - 1), self.most_s))
-
-
-PATIENCE: Final[Mapping[str, Patience]] = {
-    "InUse": Patience(8, 10, 0.1, 2.0),  # a release lags some tenths of a second behind its process's end
-    "NoPermission": Patience(1, 2, 0.5, 0.5),  # asking again does not help
-    "ResetRefused": Patience(RESETS_MAX, RESETS_MAX, 1.0, 1.0),
-    "GPUUnhealthy": Patience(1, 1, 0.5, 0.5),
-    "": Patience(3, 10, 0.2, 3.0),  # everything else may be passing
-}
-
-PAUSE_MAX_S: Final = max(patience.most_s for patience in PATIENCE.values())
-"""No try is put off longer; a later moment was written by another clock, and is not waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +57,16 @@ Effect = Operation | Pause | LookAgain
 def decide(record: Record, seen: Seen) -> tuple[Record, Effect | None]:
     """The next record and the one effect to begin, or None at rest.
 
-    At rest every GPU of the order has an outcome and no transaction is open. Without an order only what a crash left
-    is finished or undone.
+    At rest every GPU of the order has an outcome and no transaction is open that is not parked. Without an order only
+    what a crash left is finished or undone.
     """
     record = _without_gone(_after_boot(record, seen), seen)
     for uuid in _by_index(under_way(record), seen):
         return _drive(record, uuid, seen)  # one GPU after the other, lowest index first
-    if seen.order is None or record.order_id == seen.order.id:
+    if seen.order is None:
         return record, None
+    if record.order_id == seen.order.id:
+        return _carried_out(record, seen, seen.order)
     return _begin(record, seen, seen.order)
 
 
@@ -113,9 +76,14 @@ def under_way(record: Record) -> tuple[str, ...]:
 
 
 def accept(record: Record, order: Order | None) -> Record:
-    """The record at the start of a command: what was parked is tried again, and the order is to be begun anew."""
-    gpus = {uuid: _resumed(gpu, order is not None and uuid in order.goals) for uuid, gpu in record.gpus.items()}
-    return Record(record.boot_id, record.order_id if order is None else "", gpus)
+    """The record at the start of a command: the order is to be begun anew, and what was parked is tried again.
+
+    On GPUs that an order does not name it stays parked: what hangs or fails there must not hold up the others.
+    """
+    if order is None:
+        return replace(record, gpus={uuid: _resumed(gpu, ordered=False) for uuid, gpu in record.gpus.items()})
+    gpus = {uuid: _resumed(gpu, ordered=True) if uuid in order.goals else gpu for uuid, gpu in record.gpus.items()}
+    return Record(record.boot_id, "", gpus)
 
 
 def _resumed(gpu: GpuRecord, ordered: bool) -> GpuRecord:
@@ -130,25 +98,39 @@ def failed(record: Record, operation: Operation, error: Cause, now_s: float) -> 
     gpu = record.gpu(operation.gpu_uuid)
     transaction = gpu.transaction
     assert transaction is not None, "operations are begun only within a transaction"
-    pause = _patience(error).pause_s(transaction.tries)
+    pause = patience_with(error).pause_s(transaction.tries)
     changed = replace(transaction, error=error, not_before_s=now_s + pause)
     return record.with_gpu(operation.gpu_uuid, replace(gpu, transaction=changed))
+
+
+def hung(record: Record, operation: Operation, error: Cause) -> Record:
+    """The record after an operation did not return: nothing more can be tried in this process; the next goes back."""
+    gpu = record.gpu(operation.gpu_uuid)
+    transaction = gpu.transaction
+    assert transaction is not None, "operations are begun only within a transaction"
+    if not (transaction.back or transaction.hold):
+        transaction = _backwards(transaction, error)
+    outcome = Outcome("Failed", error, changed=True, touched=True)
+    return record.with_gpu(operation.gpu_uuid, _parked(gpu, transaction, outcome))
 
 
 # --- what a look voids -----------------------------------------------------------------------------------------------
 
 
 def _after_boot(record: Record, seen: Seen) -> Record:
-    """A changed boot id voids what is recorded of the GPUs: instances are gone, and on some GPUs the mode too."""
+    """A changed boot id voids what is recorded of the GPUs: instances are gone, and on some GPUs the mode too.
+
+    So no order counts as carried out any more.
+    """
     if record.boot_id == seen.boot_id:
         return record
-    return Record(seen.boot_id, record.order_id, {uuid: _rebooted(gpu) for uuid, gpu in record.gpus.items()})
+    return Record(seen.boot_id, "", {uuid: _rebooted(gpu) for uuid, gpu in record.gpus.items()})
 
 
 def _rebooted(gpu: GpuRecord) -> GpuRecord:
     before = gpu.transaction.before if gpu.transaction else Layout(True, gpu.owned) if gpu.owned else None
     gpu = gpu if before is None else gpu.left_at(before)
-    return replace(gpu, owned=EMPTY, transaction=None)
+    return replace(gpu, owned=EMPTY, transaction=None, outcome=None)
 
 
 def _without_gone(record: Record, seen: Seen) -> Record:
@@ -173,15 +155,12 @@ def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | N
     blocked = {u: Outcome("Blocked", _cause(p.blocked)) for u, p in plans.items() if p.blocked is not None}
     gone = {u: _lost("the GPU is not there any more") for u in order.goals if u not in plans}
     if not refused and not stuck and not gone and blocked:
-        waits = all(outcome.cause.reason == "InUse" for outcome in blocked.values())
+        waits = all(by.reason == "InUse" for plan in plans.values() for by in plan.blocked_by)
         if waits and order.wait_until_s is not None:
             if seen.now_s < order.wait_until_s:
                 uuid, outcome = min(blocked.items())
                 return record, Pause(min(POLL_S, order.wait_until_s - seen.now_s), outcome.cause.message, uuid)
-            blocked = {
-                u: Outcome("Blocked", Cause("NeverIdle", f"the wait is over: {o.cause.message}"))
-                for u, o in blocked.items()
-            }
+            blocked = {u: _never_idle(o) for u, o in blocked.items()}
     stop = refused or stuck or {**gone, **blocked}
     for uuid, outcome in gone.items():
         record = record.with_gpu(uuid, replace(record.gpu(uuid), outcome=outcome))
@@ -203,6 +182,28 @@ def _rests(gpu: GpuRecord, order: Order) -> Outcome | None:
     return gpu.outcome if parked or held else None
 
 
+def _carried_out(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | None]:
+    """At rest, unless the order waits and somebody in use was found only while it was carried out: then once more.
+
+    Such are processes that came in between, and monitors that NVML does not list.
+    """
+    failed = {u: o for u in sorted(order.goals) if (o := record.gpu(u).outcome) is not None and o.phase != "Ready"}
+    in_use = all(o.cause.reason == "InUse" and record.gpu(u).transaction is None for u, o in failed.items())
+    if order.wait_until_s is None or not failed or not in_use:
+        return record, None
+    if seen.now_s >= order.wait_until_s:
+        for uuid, outcome in failed.items():
+            record = record.with_gpu(uuid, replace(record.gpu(uuid), outcome=_never_idle(outcome)))
+        return record, None
+    uuid, outcome = next(iter(failed.items()))
+    pause_s = min(TRY_AGAIN_S, order.wait_until_s - seen.now_s)
+    return replace(record, order_id=""), Pause(pause_s, outcome.cause.message, uuid)
+
+
+def _never_idle(outcome: Outcome) -> Outcome:
+    return replace(outcome, cause=Cause("NeverIdle", f"the wait is over: {outcome.cause.message}"))
+
+
 def _without_parked(record: Record, seen: Seen, order: Order) -> Record:
     """Another order takes over the GPUs that are parked, where they can be read: it plans from what is there."""
     for uuid in record.open:
@@ -222,7 +223,8 @@ def _opened(
     owned = now.geometry if order.foreign == "Adopt" else gpu.owned
     if not plan.changes:
         gpu = gpu.changed_from(now.layout, now.layout)
-        return replace(gpu, owned=owned, awaiting=None, outcome=Outcome("Ready", AS_WISHED))
+        done = gpu.outcome if gpu.outcome is not None and gpu.outcome.phase == "Ready" else None  # before it waited
+        return replace(gpu, owned=owned, awaiting=None, outcome=done or Outcome("Ready", AS_WISHED))
     if waits:
         return replace(
             gpu, outcome=Outcome("Blocked", Cause("Waiting", "not begun: another GPU of the plan is held up"))
@@ -240,8 +242,8 @@ def _cause(why: Refused | Blocked) -> Cause:
     return Cause(why.reason, why.message)
 
 
-def _lost(message: str, changed: bool = False) -> Outcome:
-    return Outcome("Lost", Cause("GPUUnhealthy", message), changed)
+def _lost(message: str, touched: bool = False) -> Outcome:
+    return Outcome("Lost", Cause("GPUUnhealthy", message), touched, touched)
 
 
 def _awaiting(gpu: GpuRecord, seen: Seen, uuid: str, order: Order) -> Outcome | None:
@@ -271,7 +273,8 @@ def _drive(record: Record, uuid: str, seen: Seen) -> tuple[Record, Effect | None
     transaction = gpu.transaction
     assert transaction is not None, "only open transactions are driven"
     if now is None or now.lost or now.mode is None:
-        outcome = _lost("the GPU fell off the bus while it was changed, or shows no MIG mode any more", True)
+        why = "the GPU fell off the bus while it was changed, or shows no MIG mode any more"
+        outcome = _lost(f"{why}; once it is back, {_NEXT_COMMAND}", transaction.touched)
         return record.with_gpu(uuid, _parked(gpu, transaction, outcome)), LookAgain()
     left_s = transaction.not_before_s - seen.now_s
     if 0 < left_s <= PAUSE_MAX_S:
@@ -288,7 +291,7 @@ def _turn(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, seen: Seen) ->
     if strange and not transaction.back:
         names = ", ".join(str(there.instance) for there in strange)
         return _turn_back(gpu, transaction, now, Cause("ForeignInstances", f"somebody else made or changed {names}"))
-    step = next_operation(now, goal, gpu.owned)
+    step = next_operation(now, goal, gpu.owned, undoing=transaction.back)
     if step is None and aim is None:
         return _aim(gpu, transaction, now, seen)
     if step is None:
@@ -331,14 +334,15 @@ def _mode(
     why = error.message if error else "neither the driver nor a GPU reset activates it"
     cause = Cause("RebootRequired", f"MIG mode {wish} is accepted and waits for a reboot of this machine: {why}")
     awaiting = None if transaction.back else AwaitingReboot(seen.boot_id, transaction.order_id, step.enable)
-    ended = _ended(gpu, transaction, Outcome("RebootRequired", cause, transaction.touched))
+    outcome = Outcome("RebootRequired", cause, transaction.touched, transaction.touched)
+    ended = _ended(gpu, transaction, outcome)
     return replace(ended, awaiting=awaiting), LookAgain()
 
 
 def _try(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, step: Operation) -> tuple[GpuRecord, Effect]:
     """Begin an operation, unless it was tried often enough."""
     again = transaction.step == str(step)
-    patience = _patience(transaction.error if again else None)
+    patience = patience_with(transaction.error if again else None)
     tries = transaction.tries if again else 0
     if tries >= (patience.tries_back if transaction.back else patience.tries) or transaction.turns >= TURNS_MAX:
         return _give_up(
@@ -363,30 +367,29 @@ def _no_effect(step: Operation, tries: int) -> Cause:
     return Cause(reason, f"{step} was accepted {tries} times, but NVML does not show it")
 
 
-def _patience(error: Cause | None) -> Patience:
-    return PATIENCE.get(error.reason, PATIENCE[""]) if error else PATIENCE[""]
-
-
 def _give_up(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, cause: Cause) -> tuple[GpuRecord, Effect]:
     """Forward: go back. On the way back already: rest as it is, and say so; the next command tries again."""
     if not transaction.back:
         return _turn_back(gpu, transaction, now, cause)
     first = transaction.cause.message if transaction.cause else "interrupted"
-    message = (
-        f"{first}; going back failed too: {cause.message}. The GPU is left with {now.layout}; the next `migd apply` "
-        "or `migd rollback` tries again"
-    )
-    return _parked(gpu, transaction, Outcome("Failed", Cause(cause.reason, message), True)), LookAgain()
+    message = f"{first}; going back failed too: {cause.message}. The GPU is left with {now.layout}; {_NEXT_COMMAND}"
+    return _parked(gpu, transaction, Outcome("Failed", Cause(cause.reason, message), True, True)), LookAgain()
 
 
 def _turn_back(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, cause: Cause) -> tuple[GpuRecord, Effect]:
     if transaction.hold and transaction.touched:
         message = f"{cause.message}; held as the plan's onFailure says, with {now.layout}"
-        return _ended(gpu, transaction, Outcome("Held", Cause("Held", message), True)), LookAgain()
-    back = replace(
+        return _ended(gpu, transaction, Outcome("Held", Cause("Held", message), True, True)), LookAgain()
+    return replace(gpu, transaction=_backwards(transaction, cause)), LookAgain()
+
+
+def _backwards(transaction: Transaction, cause: Cause) -> Transaction:
+    return replace(
         transaction, back=True, cause=cause, step="", tries=0, error=None, resets=0, turns=0, not_before_s=0.0
     )
-    return replace(gpu, transaction=back), LookAgain()
+
+
+_NEXT_COMMAND: Final = "the next `migd apply` that names this GPU, or `migd rollback`, goes on from there"
 
 
 # --- ending one GPU's transaction ------------------------------------------------------------------------------------
@@ -406,11 +409,11 @@ def _verified(gpu: GpuRecord, transaction: Transaction) -> GpuRecord:
         return replace(
             gpu,
             transaction=None,
-            outcome=Outcome(phase, Cause(cause.reason, cause.message + put_back)),
+            outcome=Outcome(phase, Cause(cause.reason, cause.message + put_back), touched=transaction.touched),
         )
     target, before = transaction.target, transaction.before
     assert target is not None, "nothing is verified against an unknown target"
-    outcome = Outcome("Ready", AS_WISHED, target != before)
+    outcome = Outcome("Ready", AS_WISHED, target != before, transaction.touched)
     return replace(gpu.changed_from(before, target), transaction=None, outcome=outcome)
 
 

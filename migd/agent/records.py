@@ -25,11 +25,15 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one GPU under an order. changed: its layout or mode is another than before."""
+    """What became of one GPU under an order.
+
+    changed: its layout or mode is another than before. touched: an operation was begun, even if it was undone again.
+    """
 
     phase: Phase
     cause: Cause
     changed: bool = False
+    touched: bool = False
 
 
 AS_WISHED: Final = Cause("AsWished", "as wished")
@@ -93,6 +97,12 @@ class GpuRecord:
         """The layout that a rollback returns to; None where migd has changed nothing yet."""
         return self.previous if self.transaction is None or self.older is not None else self.transaction.before
 
+    @property
+    def lasting(self) -> GpuRecord:
+        """The same without what only the command that did it tells."""
+        ready = self.outcome is not None and self.outcome.phase == "Ready"
+        return replace(self, outcome=Outcome("Ready", AS_WISHED)) if ready else self
+
     def left_at(self, before: Layout) -> GpuRecord:
         """The record once a change that began from `before` has not ended well."""
         return self if self.older is not None else replace(self, previous=before, older=self.previous or before)
@@ -124,6 +134,14 @@ class Record:
     def open(self) -> tuple[str, ...]:
         """UUIDs of GPUs with a transaction under way or parked, ascending."""
         return tuple(sorted(uuid for uuid, gpu in self.gpus.items() if gpu.transaction is not None))
+
+    @property
+    def lasting(self) -> Record:
+        """What of it is worth a write: that a GPU is as wished because of a change just now, only this command tells.
+
+        So a command that finds everything as it was left writes nothing.
+        """
+        return replace(self, gpus={uuid: gpu.lasting for uuid, gpu in self.gpus.items()})
 
     @property
     def owned(self) -> dict[str, Geometry]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
-from migd.agent.deciding import Effect, LookAgain, Pause, Seen, accept, decide, failed
+from migd.agent.deciding import Effect, LookAgain, Pause, Seen, accept, decide, failed, hung, under_way
 from migd.agent.orders import Order
 from migd.agent.ports import Boot, Clock, Gpus, Processes, Reset, ResetRefusedError, Store
 from migd.agent.records import Cause, Record
@@ -82,20 +82,26 @@ def run(machine: Machine, order: Order | None, listen: Listener = lambda progres
     """Carry out an order, after finishing or undoing what a crash left; without an order only the latter.
 
     Returns the record at rest: each GPU of the order has an outcome. GpuError where the GPUs can no longer be read or
-    a call hangs: the record then stays open, and the next run goes on from there. The caller holds the lock.
+    a call hangs: the record then stays open, and the next run goes on from there, after a hang by going back. The
+    caller holds the lock.
     """
-    kept = machine.store.load()
-    needed = {*(order.goals if order else ()), *(kept.open if kept else ())}
+    kept = machine.store.load() or Record(machine.boot.boot_id())  # that nothing is recorded yet is not worth a write
+    record = accept(kept, order)
+    needed = {*(order.goals if order else ()), *under_way(record)}
     seen = look(machine, order, needed)
-    record = accept(kept or Record(seen.boot_id), order)
     while True:
         record, effect = decide(record, seen)
-        if record != kept:
-            machine.store.save(record)
-            kept = record
+        if record.lasting != kept:
+            kept = record.lasting
+            machine.store.save(kept)
         if effect is None:
             return record
-        error = _carry_out(machine, effect, listen)
+        try:
+            error = _carry_out(machine, effect, listen)
+        except HungError as problem:
+            assert not isinstance(effect, Pause | LookAgain), "only operations hang"
+            machine.store.save(hung(record, effect, Cause("NVMLError", str(problem))))
+            raise
         if error is not None:
             assert not isinstance(effect, Pause | LookAgain), "only operations fail"
             record = failed(record, effect, error, machine.clock.now_s())
@@ -139,7 +145,7 @@ def _perform(machine: Machine, operation: Operation) -> Cause | None:
         else:
             machine.gpus.perform(operation)
     except HungError:
-        raise  # NVML answers nobody any more: the record stays open, and says what was begun
+        raise  # NVML answers this process no more
     except ResetRefusedError as error:
         users = _users(machine, operation)
         # Without anybody whose end would allow it, only a reboot can do what the reset was for.
@@ -168,7 +174,10 @@ def _told(machine: Machine, operation: Operation, error: GpuError) -> str:
     ):
         return str(error)
     users = _users(machine, operation)
-    return f"{error}{users or '. NVML lists no process; a monitor such as the DCGM host engine may hold it'}"
+    if users:
+        return f"{error}{users}"
+    alone = ", or the GPU cannot be reset alone: NVLink peers, Fabric Manager" * isinstance(operation, SetMode)
+    return f"{error}. NVML lists no process; a monitor such as the DCGM host engine may hold it{alone}"
 
 
 def _users(machine: Machine, operation: Operation) -> str:

@@ -34,11 +34,13 @@ class InTheWay:
         return f"{self.what.instance} " + (f"is in use by {who}" if self.what.in_use else "was not made by migd")
 
 
-def next_operation(seen: SeenGpu, goal: Layout, ours: Geometry) -> Operation | InTheWay | None:
+def next_operation(seen: SeenGpu, goal: Layout, ours: Geometry, undoing: bool = False) -> Operation | InTheWay | None:
     """The one operation to do now, what is in the way of it, or None where the GPU is as `goal` says.
 
     None means verified: mode settled, the goal's instances there and none of ours besides, each of ours with one
     compute instance spanning it. ours: all that may be destroyed, wholly or in part; nothing else ever is.
+    undoing: this goes back. Then MIG goes off again also under a process that is on the GPU outside every instance:
+    it came before MIG was on, because afterwards nothing can compute there.
     A mode that was asked for and is not active yet yields SetMode again: asking an idle GPU again activates it.
     """
     mine = [s for s in _in_order(seen.instances) if s.instance in ours]
@@ -53,7 +55,7 @@ def next_operation(seen: SeenGpu, goal: Layout, ours: Geometry) -> Operation | I
     for there in surplus:
         return DestroyGpuInstance(seen.uuid, there.instance)
     if seen.mode is not None and not (seen.mode.settled and seen.mode.current == goal.mig):
-        return _against_mode(seen, goal) or SetMode(seen.uuid, goal.mig)
+        return _against_mode(seen, goal, undoing) or SetMode(seen.uuid, goal.mig)
     for missing in by_start(goal.instances - seen.geometry):
         return CreateGpuInstance(seen.uuid, missing)
     for bare in _in_order(s for s in seen.instances if s.instance in goal.instances and not s.compute_instances):
@@ -61,14 +63,14 @@ def next_operation(seen: SeenGpu, goal: Layout, ours: Geometry) -> Operation | I
     return None
 
 
-def _against_mode(seen: SeenGpu, goal: Layout) -> InTheWay | None:
+def _against_mode(seen: SeenGpu, goal: Layout, undoing: bool) -> InTheWay | None:
     """A change of the current mode needs nobody and nothing on the GPU; taking back a pending one disturbs nobody."""
     assert seen.mode is not None
     if seen.mode.current == goal.mig:
         return None
     for there in _in_order(seen.instances):
         return InTheWay(there)  # a GPU reset, which may follow, would end it
-    return InTheWay(seen) if seen.in_use else None
+    return InTheWay(seen) if seen.in_use and not (undoing and not goal.mig) else None
 
 
 def _in_order(found: Iterable[SeenInstance]) -> list[SeenInstance]:

@@ -118,7 +118,7 @@ def _gpu_in(body: dict[str, Any]) -> GpuRecord:
         _layout_in(body["previous"]),
         _transaction_in(body["transaction"]),
         AwaitingReboot(**body["awaiting"]) if body["awaiting"] else None,
-        Outcome(outcome["phase"], Cause(**outcome["cause"]), outcome["changed"]) if outcome else None,
+        Outcome(**outcome | {"cause": Cause(**outcome["cause"])}) if outcome else None,
         _layout_in(body["older"]),
     )
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from migd.agent.deciding import Seen
+from migd.agent.deciding import Seen, accept, under_way
 from migd.agent.orders import Order, order_id
 from migd.agent.records import Cause, Outcome, Record
 from migd.agent.running import look, run
@@ -63,7 +63,7 @@ def apply(
         if what.plan.spec.paused:
             raise CliError(Exit.BLOCKED, f"{what.source} says paused: true, so nothing is done")
         with here.exclusively():
-            return _result(_carry_out(here, order, seen, _left(here, seen.gpus)), output)
+            return _result(_carry_out(here, order, seen, _left(here, seen.gpus, order)), output)
 
 
 def rollback(
@@ -75,7 +75,7 @@ def rollback(
     """
     with opened(simulate, state, state_dir) as here, here.exclusively():
         gpus = look(here.machine, waiting=printing.note).gpus
-        left = _left(here, gpus)
+        left = _left(here, gpus, None)
         teller = Teller(gpus)
         record = run(here.machine, None, teller)
         teller.end()
@@ -126,14 +126,20 @@ def _never(order: Order, gpus: Sequence[SeenGpu]) -> dict[str, Outcome]:
     }
 
 
-def _left(here: Opened, gpus: Sequence[SeenGpu]) -> frozenset[str]:
-    """UUIDs of the GPUs that a crash left under way, which is said."""
+def _left(here: Opened, gpus: Sequence[SeenGpu], order: Order | None) -> frozenset[str]:
+    """UUIDs of the GPUs that an earlier command left under way and that this one goes on with, which is said."""
     record = here.machine.store.load()
-    left = frozenset() if record is None else frozenset(record.open)
+    if record is None:
+        return frozenset()
+    left = frozenset(under_way(accept(record, order)))
     index = {gpu.uuid: gpu.index for gpu in gpus}
     if left & index.keys():
         names = wording.numbered(index[uuid] for uuid in left if uuid in index)
         printing.note(f"first, what was left under way on {names} is finished or undone")
+    parked = set(record.open) - left
+    if parked & index.keys():
+        names = wording.numbered(index[uuid] for uuid in parked if uuid in index)
+        printing.note(f"{names} stays half done: a plan that names it, or `migd rollback`, goes on there")
     return left
 
 
@@ -207,7 +213,7 @@ def _table(ending: Ending) -> None:
 
 
 def _word(outcome: Outcome) -> str:
-    if outcome.phase == "Failed" and outcome.cause.reason in INFEASIBLE_REASONS:
+    if outcome.phase == "Failed" and outcome.cause.reason in INFEASIBLE_REASONS and not outcome.touched:
         return "refused"
     return {"RebootRequired": "needs a reboot"}.get(outcome.phase, outcome.phase.lower())
 

@@ -50,7 +50,7 @@ def exit_of(outcome: Outcome) -> Exit:
     """The exit code for one GPU's outcome."""
     if outcome.phase == "Ready":
         return Exit.DONE
-    if outcome.cause.reason in INFEASIBLE_REASONS and not outcome.changed:
+    if outcome.cause.reason in INFEASIBLE_REASONS and not outcome.touched:
         return Exit.INFEASIBLE
     if outcome.phase in ("Blocked", "RebootRequired"):
         return Exit.BLOCKED

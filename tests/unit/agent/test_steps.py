@@ -138,3 +138,12 @@ def test_what_is_not_ours_is_in_the_way_of_a_mode_change() -> None:
 def test_nothing_to_do_on_a_gpu_without_mig() -> None:
     seen = replace(gpu(), mode=None)
     assert next_operation(seen, Layout(False), EMPTY) is None
+
+
+def test_going_back_turns_mig_off_again_under_a_process_that_came_before_it_was_on() -> None:
+    assert next_operation(gpu(in_use=True), Layout(False), frozenset(), undoing=True) == SetMode(UUID, False)
+
+
+def test_going_back_never_turns_mig_on_under_a_process() -> None:
+    step = next_operation(gpu(on=False, in_use=True), Layout(True), frozenset(), undoing=True)
+    assert isinstance(step, InTheWay)

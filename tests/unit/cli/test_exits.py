@@ -18,7 +18,7 @@ def test_of_several_codes_the_first_that_applies_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "reason", "changed", "code"),
+    ("phase", "reason", "touched", "code"),
     [
         ("Ready", "AsWished", True, Exit.DONE),
         ("Ready", "AsWished", False, Exit.DONE),
@@ -35,6 +35,6 @@ def test_of_several_codes_the_first_that_applies_wins() -> None:
     ],
 )
 def test_an_outcome_has_the_exit_code_of_its_phase_and_reason(
-    phase: str, reason: str, changed: bool, code: Exit
+    phase: str, reason: str, touched: bool, code: Exit
 ) -> None:
-    assert exit_of(Outcome(phase, Cause(reason, ""), changed)) == code  # type: ignore[arg-type]
+    assert exit_of(Outcome(phase, Cause(reason, ""), touched=touched)) == code  # type: ignore[arg-type]
