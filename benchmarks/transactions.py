@@ -210,6 +210,10 @@ class _TimedGpus:
         with self._timing.part("look"):
             return self._gpus.look()
 
+    def look_at(self, gpu_uuid: str) -> SeenGpu | None:
+        with self._timing.part("look"):
+            return self._gpus.look_at(gpu_uuid)
+
     def perform(self, operation: Operation) -> None:
         with self._timing.part("perform"):
             self._gpus.perform(operation)

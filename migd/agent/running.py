@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, TypeVar
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
@@ -12,7 +14,15 @@ from migd.agent.orders import Order
 from migd.agent.ports import Boot, Clock, Gpus, Processes, Reset, ResetRefusedError, Store
 from migd.agent.records import Cause, Record
 from migd.mig.observed import Holder, SeenGpu
-from migd.mig.operations import DestroyComputeInstances, DestroyGpuInstance, Operation, ResetGpu, SetMode
+from migd.mig.operations import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstances,
+    DestroyGpuInstance,
+    Operation,
+    ResetGpu,
+    SetMode,
+)
 from migd.nvml.errors import (
     GpuError,
     HungError,
@@ -21,6 +31,9 @@ from migd.nvml.errors import (
     ModeRefusedError,
     NoPermissionError,
 )
+
+T = TypeVar("T")
+_ON_INSTANCE: Final = (DestroyComputeInstances, DestroyGpuInstance, CreateGpuInstance, CreateComputeInstance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,29 @@ Listener = Callable[[Progress], None]
 
 def look(machine: Machine, order: Order | None = None) -> Seen:
     """Everything a decision looks at, read anew. A driver that is just being reloaded is waited for, briefly."""
+    gpus = _patiently(machine, machine.gpus.look)
+    return _seen(machine, order, (_named(gpu, machine.processes) for gpu in gpus))
+
+
+def _look_after(machine: Machine, order: Order | None, last: Seen, effect: Effect, error: Cause | None) -> Seen:
+    """What the next decision looks at.
+
+    After an operation on an instance that is its GPU: nothing is decided about another one before this one's
+    transaction ends, and then all are looked at. So the time of a step does not grow with the number of GPUs.
+    """
+    if error is None and isinstance(effect, _ON_INSTANCE):
+        gpu = _patiently(machine, partial(machine.gpus.look_at, effect.gpu_uuid))
+        if gpu is not None:
+            now = _named(gpu, machine.processes)
+            return _seen(machine, order, (now if other.uuid == now.uuid else other for other in last.gpus))
+    return look(machine, order)
+
+
+def _seen(machine: Machine, order: Order | None, gpus: Iterable[SeenGpu]) -> Seen:
+    return Seen(machine.boot.boot_id(), machine.clock.now_s(), tuple(gpus), order)
+
+
+def _patiently(machine: Machine, read: Callable[[], T]) -> T:
     again = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, GpuError) and error.retry),
         stop=stop_after_attempt(6),
@@ -57,9 +93,7 @@ def look(machine: Machine, order: Order | None = None) -> Seen:
         sleep=machine.clock.sleep,
         reraise=True,
     )
-    gpus = again(machine.gpus.look)
-    named = tuple(_named(gpu, machine.processes) for gpu in gpus)
-    return Seen(machine.boot.boot_id(), machine.clock.now_s(), named, order)
+    return again(read)
 
 
 def run(machine: Machine, order: Order | None, listen: Listener = lambda progress: None) -> Record:
@@ -82,7 +116,7 @@ def run(machine: Machine, order: Order | None, listen: Listener = lambda progres
         if error is not None:
             assert not isinstance(effect, Pause | LookAgain), "only operations fail"
             record = failed(record, effect, error, machine.clock.now_s())
-        seen = look(machine, order)
+        seen = _look_after(machine, order, seen, effect, error)
 
 
 def _carry_out(machine: Machine, effect: Effect, listen: Listener) -> Cause | None:
