@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import footprint, planning, quality, report, transactions
+from benchmarks import footprint, planning, quality, report, saving, transactions
 
 PARTS = ("planning", "quality", "footprint", "transactions")
 
@@ -58,6 +58,8 @@ def _footprint(small: bool) -> Iterable[tuple[str, list[Any], list[tuple[str, ..
 
 
 def _transactions(small: bool) -> Iterable[tuple[str, list[Any], list[tuple[str, ...]]]]:
+    saved = saving.saving(3 if small else 50)
+    yield "saving", [saved], report.saving_rows(saved)
     kinds: tuple[transactions.Kept, ...] = ("memory", "file")
     results = [
         transactions.transactions(story, kept, 1 if small else story.runs, 0.01 if small else 1.0)

@@ -8,6 +8,7 @@ from benchmarks.footprint import Memory, Start
 from benchmarks.measuring import Times
 from benchmarks.planning import Planning
 from benchmarks.quality import Orders, Recuts
+from benchmarks.saving import Saving
 from benchmarks.transactions import Transactions
 
 
@@ -103,6 +104,15 @@ def start_rows(start: Start) -> list[tuple[str, ...]]:
         ("START", "TIMES PYTHON'S OWN", "N", "P50", "P99", "MAX"),
         ("migd gpus --simulate 8xa100-80gb", f"{start.ratio:.1f}", *_spread(start.command)),
         ("python -c pass", "1.0", *_spread(start.python)),
+    ]
+
+
+def saving_rows(saving: Saving) -> list[tuple[str, ...]]:
+    """Saving the record."""
+    return [
+        ("SAVE", "TIMES THE DISK'S OWN", "N", "P50", "P99", "MAX"),
+        ("record of 8 GPUs", f"{saving.ratio:.2f}", *_spread(saving.ours)),
+        (f"the disk: {saving.bytes} bytes", "1.00", *_spread(saving.disk)),
     ]
 
 

@@ -49,10 +49,10 @@ class Story:
 
 
 STORIES: Final = (
-    Story("recut 1 GPU", "a100-80gb", SEVEN, MIXED, 7),
+    Story("recut 1 GPU", "a100-80gb", SEVEN, MIXED, 5),
     Story("recut 8 GPUs", "8xa100-80gb", SEVEN, MIXED, 3),
-    Story("MIG on + 7x1g, A100", "a100-80gb", None, SEVEN, 3),
-    Story("MIG on + 7x1g, H100", "h100-sxm-80gb", None, SEVEN, 5),
+    Story("MIG on + 7x1g, A100", "a100-80gb", None, SEVEN, 2),
+    Story("MIG on + 7x1g, H100", "h100-sxm-80gb", None, SEVEN, 3),
 )
 
 
@@ -209,6 +209,10 @@ class _TimedGpus:
     def look(self) -> tuple[SeenGpu, ...]:
         with self._timing.part("look"):
             return self._gpus.look()
+
+    def look_at(self, gpu_uuid: str) -> SeenGpu | None:
+        with self._timing.part("look"):
+            return self._gpus.look_at(gpu_uuid)
 
     def perform(self, operation: Operation) -> None:
         with self._timing.part("perform"):

@@ -16,6 +16,10 @@ class Gpus(Protocol):
         """Every GPU as it is now, by index."""
         ...
 
+    def look_at(self, gpu_uuid: str) -> SeenGpu | None:
+        """This GPU as it is now, where it was; None where that cannot be said without looking at every GPU."""
+        ...
+
     def perform(self, operation: Operation) -> None:
         """Do one operation. Returning means accepted; whether it is so, the next look tells."""
         ...

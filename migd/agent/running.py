@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
@@ -13,7 +15,15 @@ from migd.agent.orders import Order
 from migd.agent.ports import Boot, Clock, Gpus, Processes, Reset, ResetRefusedError, Store
 from migd.agent.records import Cause, Record
 from migd.mig.observed import Holder, SeenGpu
-from migd.mig.operations import DestroyComputeInstances, DestroyGpuInstance, Operation, ResetGpu, SetMode
+from migd.mig.operations import (
+    CreateComputeInstance,
+    CreateGpuInstance,
+    DestroyComputeInstances,
+    DestroyGpuInstance,
+    Operation,
+    ResetGpu,
+    SetMode,
+)
 from migd.nvml.errors import (
     GpuError,
     HungError,
@@ -22,6 +32,9 @@ from migd.nvml.errors import (
     NoPermissionError,
     UnreadableError,
 )
+
+T = TypeVar("T")
+_ON_INSTANCE: Final = (DestroyComputeInstances, DestroyGpuInstance, CreateGpuInstance, CreateComputeInstance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +73,31 @@ def look(
     needed: UUIDs of GPUs that must be readable, else GpuError; others may be `unreadable` in what is returned.
     waiting: told why when such a wait begins.
     """
+    gpus = _patiently(machine, partial(_readable, machine, needed), waiting)
+    return _seen(machine, order, (_named(gpu, machine.processes) for gpu in gpus))
+
+
+def _look_after(
+    machine: Machine, order: Order | None, needed: Collection[str], last: Seen, effect: Effect, error: Cause | None
+) -> Seen:
+    """What the next decision looks at.
+
+    After an operation on an instance that is its GPU: nothing is decided about another one before this one's
+    transaction ends, and then all are looked at. So the time of a step does not grow with the number of GPUs.
+    """
+    if error is None and isinstance(effect, _ON_INSTANCE):
+        gpu = _patiently(machine, partial(machine.gpus.look_at, effect.gpu_uuid))
+        if gpu is not None:
+            now = _named(gpu, machine.processes)
+            return _seen(machine, order, (now if other.uuid == now.uuid else other for other in last.gpus))
+    return look(machine, order, needed)
+
+
+def _seen(machine: Machine, order: Order | None, gpus: Iterable[SeenGpu]) -> Seen:
+    return Seen(machine.boot.boot_id(), machine.clock.now_s(), tuple(gpus), order)
+
+
+def _patiently(machine: Machine, read: Callable[[], T], waiting: Callable[[str], None] = lambda why: None) -> T:
     again = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, GpuError) and error.retry),
         stop=stop_after_attempt(6),
@@ -68,9 +106,7 @@ def look(
         before_sleep=lambda state: _tell_first(state, waiting),
         reraise=True,
     )
-    gpus = again(_readable, machine, needed)
-    named = tuple(_named(gpu, machine.processes) for gpu in gpus)
-    return Seen(machine.boot.boot_id(), machine.clock.now_s(), named, order)
+    return again(read)
 
 
 def _tell_first(state: RetryCallState, waiting: Callable[[str], None]) -> None:
@@ -105,7 +141,7 @@ def run(machine: Machine, order: Order | None, listen: Listener = lambda progres
         if error is not None:
             assert not isinstance(effect, Pause | LookAgain), "only operations fail"
             record = failed(record, effect, error, machine.clock.now_s())
-        seen = look(machine, order, needed)
+        seen = _look_after(machine, order, needed, seen, effect, error)
 
 
 def _readable(machine: Machine, needed: Collection[str]) -> tuple[SeenGpu, ...]:

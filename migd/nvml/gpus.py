@@ -76,6 +76,15 @@ class NvmlGpus:
         with self._turn:
             return self._looking.look()
 
+    def look_at(self, gpu_uuid: str) -> SeenGpu | None:
+        """One GPU as it is, under the index it had at the last look.
+
+        None where it is not there as it was (never seen, renumbered, lost, unreadable): a look at all of them tells.
+        Raises GpuError as look does.
+        """
+        with self._turn:
+            return self._looking.look_at(gpu_uuid)
+
     def perform(self, operation: Operation) -> None:
         """Do one operation. That it returns means the driver accepted it: look to see what came of it.
 

@@ -80,6 +80,15 @@ class Looking:
         hint = "the GPUs were renumbered while they were read: another program is changing MIG modes; try again"
         raise GpuError("nvmlDeviceGetHandleByIndex", "", pynvml.NVML_SUCCESS, hint)
 
+    def look_at(self, uuid: str) -> SeenGpu | None:
+        """The GPU of this UUID; None where it is not whole, or not under the index it had before."""
+        memory = self._memories.get(uuid)
+        if memory is None:
+            return None
+        read = partial(self._read, memory.index)
+        gpu = self.session.run(f"read GPU {memory.index}", uuid, self.session.deadlines.read_s, read)
+        return gpu if gpu is not None and gpu.uuid == uuid and not gpu.out_of_reach else None
+
     def mode(self, device: Handle, uuid: str) -> MigMode | None:
         """The MIG mode, or None where the GPU cannot do MIG."""
         try:

@@ -9,10 +9,11 @@ import pytest
 from boards import VARIANTS, board_of, rows
 
 from benchmarks import __main__ as command
-from benchmarks import footprint, planning, quality, report
+from benchmarks import footprint, planning, quality, report, saving
 from benchmarks.brute import Brute
 from benchmarks.measuring import Times, percentile
 from benchmarks.transactions import STORIES, Story, nominal, transactions
+from migd.agent.store import encode
 from migd.mig.table import table_of
 
 
@@ -94,6 +95,13 @@ def test_a_transaction_is_timed_whole_and_every_run_does_the_same(kept: str) -> 
 )
 def test_nvmls_own_time_is_the_sum_of_the_published_durations(story: Story, seconds: float, steps: int) -> None:
     assert nominal(story, 1.0) == (pytest.approx(seconds), steps)
+
+
+def test_a_save_is_compared_with_the_disk_writing_the_same() -> None:
+    found = saving.saving(2)
+    assert found.ours.n == found.disk.n == 2
+    assert found.ratio == found.ours.p50_s / found.disk.p50_s
+    assert found.bytes == len(encode(saving.some_record(8)))
 
 
 def test_a_larger_table_weighs_more() -> None:
