@@ -46,7 +46,7 @@ def some_record(gpus: int) -> Record:
     table = table_of(board("a100-80gb"))
     seven, mixed = table.with_counts((("1g.10gb", 7),))[0], table.with_counts((("1g.10gb", 2), ("3g.40gb", 1)))[0]
     before, after = Layout(True, table.geometry(seven.bits)), Layout(True, table.geometry(mixed.bits))
-    one = GpuRecord(before.instances, Layout(False), Transaction("0123456789abcdef", before, after, before.instances))
+    one = GpuRecord(before.instances, Layout(False), Transaction("0123456789abcdef", before, after))
     return Record(
         "a-boot-id", "0123456789abcdef", {f"GPU-{i:08x}-0000-0000-0000-000000000000": one for i in range(gpus)}
     )
