@@ -33,8 +33,9 @@ def exclusive(folder: Path) -> Iterator[None]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
+        what_to_do = "Run as root, or name" if isinstance(error, PermissionError) else "Name"
         raise StateDirError(
-            f"cannot use the state folder {folder}: {error.strerror}. Name another with --state-dir"
+            f"cannot use the state folder {folder}: {error.strerror}. {what_to_do} another with --state-dir"
         ) from error
     try:
         try:

@@ -63,8 +63,8 @@ def run(arguments: Sequence[str]) -> int:
         return _say(f"{error}. To see migd at work without GPUs: migd gpus --simulate 8xa100-80gb", Exit.FAILED)
     except GpuError as error:
         return _say(_with_what_follows(f"{error}.", words), Exit.FAILED)
-    except (typer.Abort, KeyboardInterrupt):
-        return _say(_with_what_follows("interrupted.", words), Exit.INTERRUPTED)
+    except KeyboardInterrupt:
+        code = Exit.INTERRUPTED
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's usage errors
             if type(error).__name__ == "NoArgsIsHelpError":  # its text is the help itself
@@ -77,6 +77,8 @@ def run(arguments: Sequence[str]) -> int:
         if _is_simulators(error):
             return _say(str(error), Exit.FAILED)
         raise
+    if code == Exit.INTERRUPTED:  # typer makes this number of an interrupt within a command
+        return _say(_with_what_follows("interrupted.", words), Exit.INTERRUPTED)
     return int(code or 0)
 
 

@@ -27,7 +27,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-MachineFile = Annotated[Path, typer.Option("--state", metavar="FILE", help="The simulated machine's file.")]
+MachineFile = Annotated[
+    Path, typer.Option("--state", metavar="FILE", help="The simulated machine's file.", readable=False)
+]
 Spec = Annotated[
     str | None,
     typer.Option("--simulate", metavar="SPEC", help="What machine it is; needed where the file is not there yet."),
