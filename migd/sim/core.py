@@ -49,6 +49,7 @@ class Core:
         self._lock = threading.RLock()
         self._mine = threading.local()
         self._spent_s = 0.0
+        self._settled = False
         self._offers: dict[tuple[str, frozenset[str]], tuple[Model, dict[int, Any]]] = {}
 
     # ---- one action
@@ -60,7 +61,8 @@ class Core:
             if self._file is not None:
                 self._read()
             machine = self.machine
-            if machine.next_at_s <= self.now_s():
+            self._settled = machine.next_at_s <= self.now_s()
+            if self._settled:
                 processes.settle(machine, self.now_s())
         except BaseException:
             self._lock.release()
@@ -68,13 +70,18 @@ class Core:
         self._spent_s = 0.0
         return self.machine
 
-    def leave(self, client: int, name: str, gpu: Gpu | None, error: BaseException | None) -> None:
-        """End an action: save it, log it, and let its time pass; TimeoutError where that passes the deadline."""
+    def leave(
+        self, client: int, name: str, gpu: Gpu | None, error: BaseException | None, *, reads: bool = False
+    ) -> None:
+        """End an action: save it, log it, and let its time pass; TimeoutError where that passes the deadline.
+
+        reads: it has changed nothing itself. Then there is nothing to save, unless faults count it or time did.
+        """
         machine = self.machine
         try:
             if machine.log_calls:
                 self.calls.append(Call(client, name, None if gpu is None else gpu.index, _outcome(error)))
-            if self._file is not None:
+            if self._file is not None and not (reads and not self._settled and not machine.faults):
                 self._file.write(machine)
         finally:
             if self._file is not None:

@@ -153,6 +153,7 @@ def call(
 
     def wrap(body: Callable[Concatenate[F, Device, P], R]) -> Callable[..., R]:
         name = body.__name__
+        reads = ("Get" in name or "DeviceIs" in name) and not changes
         names = {symbol or name} if symbol in ("", "by version") else {name, symbol}
 
         @functools.wraps(body)
@@ -188,9 +189,9 @@ def call(
                 if machine.faults:
                     core.faults(name, gpu, "after")
             except BaseException as error:
-                core.leave(self._pid, name, gpu, error)
+                core.leave(self._pid, name, gpu, error, reads=reads)
                 raise
-            core.leave(self._pid, name, gpu, None)
+            core.leave(self._pid, name, gpu, None, reads=reads)
             return result  # type: ignore[no-any-return]
 
         return run
