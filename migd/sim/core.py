@@ -49,7 +49,7 @@ class Core:
         self._lock = threading.RLock()
         self._mine = threading.local()
         self._spent_s = 0.0
-        self._settled = False
+        self._moved = False
         self._offers: dict[tuple[str, frozenset[str]], tuple[Model, dict[int, Any]]] = {}
 
     # ---- one action
@@ -61,8 +61,8 @@ class Core:
             if self._file is not None:
                 self._read()
             machine = self.machine
-            self._settled = machine.next_at_s <= self.now_s()
-            if self._settled:
+            self._moved = machine.next_at_s <= self.now_s()
+            if self._moved:
                 processes.settle(machine, self.now_s())
         except BaseException:
             self._lock.release()
@@ -75,13 +75,13 @@ class Core:
     ) -> None:
         """End an action: save it, log it, and let its time pass; TimeoutError where that passes the deadline.
 
-        reads: it has changed nothing itself. Then there is nothing to save, unless faults count it or time did.
+        reads: it has changed nothing itself. Then there is nothing to save, unless a fault counted it or time passed.
         """
         machine = self.machine
         try:
             if machine.log_calls:
                 self.calls.append(Call(client, name, None if gpu is None else gpu.index, _outcome(error)))
-            if self._file is not None and not (reads and not self._settled and not machine.faults):
+            if self._file is not None and (self._moved or not reads):
                 self._file.write(machine)
         finally:
             if self._file is not None:
@@ -104,7 +104,9 @@ class Core:
     def faults(self, name: str, gpu: Gpu | None, when: str) -> bool:
         """Let the faults due at this point of a call happen; True where its effect is to be skipped."""
         skip = False
+        counted = sum(fault.seen for fault in self.machine.faults)
         firing = faults.due(self.machine.faults, name, None if gpu is None else gpu.index, when)
+        self._moved = self._moved or counted != sum(fault.seen for fault in self.machine.faults)
         if firing and self._file is not None:
             self._file.write(self.machine)  # counted before it fires: a killed process must not meet it again
         for fault in firing:
