@@ -15,7 +15,7 @@ from migd.cli.exits import CliError, Exit
 from migd.cli.machines import sim_host
 from migd.cli.options import Format, Output
 from migd.plans.fields import seconds_of
-from migd.sim.errors import SimulationError
+from migd.sim.errors import ResetRefusedError, SimulationError
 from migd.sim.faults import ACTIONS, Fault, code_named
 from migd.sim.host import SimHost
 from migd.sim.machine import to_json
@@ -42,6 +42,8 @@ AnyGpu = Annotated[int | None, typer.Option("--gpu", help="Only this GPU, by ind
 def _host(state: Path, simulate: str | None = None) -> Iterator[SimHost]:
     try:
         yield sim_host(simulate, state)
+    except ResetRefusedError as error:
+        raise CliError(Exit.BLOCKED, str(error)) from error
     except SimulationError as error:
         raise CliError(Exit.USAGE, str(error)) from error
 
