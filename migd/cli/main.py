@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
         return _say(f"{error}. To see migd at work without GPUs: migd gpus --simulate 8xa100-80gb", Exit.FAILED)
     except GpuError as error:
         return _say(_with_what_follows(f"{error}.", words), Exit.FAILED)
-    except KeyboardInterrupt:
+    except (typer.Abort, KeyboardInterrupt):
         code = Exit.INTERRUPTED
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's usage errors
@@ -138,5 +138,6 @@ def _is_simulators(error: Exception) -> bool:
 
 
 def _say(message: str, code: int) -> int:
+    printing.unline()  # a step that was under way may stand there
     printing.aside(f"migd: {message}")
     return int(code)

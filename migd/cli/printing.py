@@ -80,10 +80,16 @@ def aside(sentence: str, end: str = "\n") -> None:
         _write(sys.stderr, _wrapped(printable(sentence), terminal_width(sys.stderr)) + end)
 
 
-def steer(codes: str) -> None:
-    """Move the cursor of a terminal that standard error goes to."""
-    with suppress(OSError, ValueError):
-        _write(sys.stderr, codes)
+def shows_live() -> bool:
+    """Whether standard error is a terminal on which a line can be replaced."""
+    return is_terminal(sys.stderr) and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def unline() -> None:
+    """Clear the line that standard error stands in, on a terminal."""
+    if shows_live():
+        with suppress(OSError, ValueError):
+            _write(sys.stderr, "\r\x1b[K")
 
 
 def printable(sentence: str) -> str:

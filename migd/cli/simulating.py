@@ -13,7 +13,7 @@ import yaml
 from migd.cli import printing
 from migd.cli.exits import CliError, Exit
 from migd.cli.machines import sim_host
-from migd.cli.options import Format, Output
+from migd.cli.options import Document, DocumentOutput, Format
 from migd.plans.fields import seconds_of
 from migd.sim.errors import ResetRefusedError, SimulationError
 from migd.sim.faults import ACTIONS, Fault, code_named
@@ -49,11 +49,11 @@ def _host(state: Path, simulate: str | None = None) -> Iterator[SimHost]:
 
 
 @app.command()
-def show(state: MachineFile, simulate: Spec = None, output: Output = Format.YAML) -> None:
+def show(state: MachineFile, simulate: Spec = None, output: DocumentOutput = Document.YAML) -> None:
     """Print the machine as it is, behind NVML's back."""
     with _host(state, simulate) as host:
         body = to_json(host.snapshot())
-    printing.document(body, Format.YAML if output is Format.TABLE else output)
+    printing.document(body, Format(output))
 
 
 @app.command()

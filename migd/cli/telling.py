@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 
 from migd.agent.deciding import Pause
@@ -34,7 +33,7 @@ class Teller:
         self._doing: tuple[str, str] | None = None
         self._instances: list[GpuInstance] = []
         self._seconds = 0.0
-        self._live = printing.is_terminal(sys.stderr)
+        self._live = printing.shows_live()
 
     def __call__(self, step: Progress) -> None:
         """Hear of one step's begin or end."""
@@ -89,7 +88,7 @@ class Teller:
     def _show(self, text: str) -> None:
         """Replace the line that shows what is under way, on a terminal."""
         if self._live:
-            printing.steer("\r\x1b[K")
+            printing.unline()
             printing.aside(text, end="")
 
     def _gpu(self, uuid: str) -> str:
