@@ -33,9 +33,7 @@ def exclusive(folder: Path) -> Iterator[None]:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            stack.callback(
-                os.close, handle
-            )  # the lock goes with it; the file stays, so that no two lock different files
+            stack.callback(os.close, handle)  # the lock goes with it; the file stays, so that all lock the same one
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()}\n".encode("ascii"), 0)
@@ -43,7 +41,8 @@ def exclusive(folder: Path) -> Iterator[None]:
             text = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
             raise LockHeldError(path, int(text) if text.isdigit() else None) from None
         except OSError as error:
+            what_to_do = "Run as root, or name" if isinstance(error, PermissionError) else "Name"
             raise StateDirError(
-                f"cannot use the state folder {folder}: {error.strerror}. Name another with --state-dir"
+                f"cannot use the state folder {folder}: {error.strerror}. {what_to_do} another with --state-dir"
             ) from error
         yield

@@ -111,7 +111,7 @@ def _patiently(machine: Machine, read: Callable[[], T], waiting: Callable[[str],
 
 def _tell_first(state: RetryCallState, waiting: Callable[[str], None]) -> None:
     if state.attempt_number == 1 and state.outcome is not None:
-        waiting(f"waiting: {state.outcome.exception()}")
+        waiting(f"waiting for the driver: {state.outcome.exception()}")
 
 
 def run(machine: Machine, order: Order | None, listen: Listener = lambda progress: None) -> Record:

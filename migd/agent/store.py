@@ -44,6 +44,8 @@ class FileStore:
             text = self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
+        except PermissionError as error:
+            raise RecordError(f"cannot read the record {self.path}: permission denied. Run as root") from error
         except (OSError, UnicodeDecodeError) as error:
             raise RecordError(f"cannot read the record {self.path}: {error}") from error
         try:

@@ -18,7 +18,7 @@ from migd.cli.inputs import given, ordered
 from migd.cli.machines import Opened, opened
 from migd.cli.options import Config, File, Format, Output, Simulate, State, StateDir
 from migd.cli.planning import show
-from migd.cli.telling import Teller, total
+from migd.cli.telling import Teller, changed, total
 from migd.mig.observed import SeenGpu
 from migd.plans.fields import TIMEOUT_MAX_S, duration_of, seconds_of
 from migd.plans.rendering import layout_json
@@ -74,14 +74,13 @@ def rollback(
     Every GPU that migd has changed goes back to the layout that it had before. A second rollback undoes the first.
     """
     with opened(simulate, state, state_dir) as here, here.exclusively():
-        gpus = look(here.machine, waiting=printing.note).gpus
-        left = _left(here, gpus, None)
-        teller = Teller(gpus)
+        began = look(here.machine, waiting=printing.note)
+        left = _left(here, began.gpus, None)
+        teller = Teller(began.gpus)
         record = run(here.machine, None, teller)
         teller.end()
-        seen = look(here.machine)
         goals = {uuid: layout for uuid, gpu in record.gpus.items() if (layout := gpu.before) is not None}
-        here_now = {gpu.uuid for gpu in seen.gpus}
+        here_now = {gpu.uuid for gpu in began.gpus}
         printing.notes(
             f"{uuid} is not in this machine any more and is left out" for uuid in sorted(goals.keys() - here_now)
         )
@@ -89,19 +88,21 @@ def rollback(
         if not goals:
             raise CliError(Exit.FAILED, "there is no earlier layout to return to: migd has changed no GPU here yet")
         text = "\n".join(f"{uuid} {layout} {sorted(layout.instances)}" for uuid, layout in sorted(goals.items()))
-        return _result(_carry_out(here, Order(order_id(text), goals), seen, left), output)
+        return _result(_carry_out(here, Order(order_id(text), goals), began, left), output)
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How a command ended: the GPUs as they are then, what became of each that it was about, and the record.
 
-    also: UUIDs of GPUs that it was not asked about, but that a crash had left under way.
+    changed: UUIDs of GPUs that are another than when the command began. also: of those that it was not asked about, but
+    that a crash had left under way.
     """
 
     gpus: Sequence[SeenGpu]
     outcomes: Mapping[str, Outcome]
     record: Record
+    changed: frozenset[str] = frozenset()
     also: frozenset[str] = frozenset()
 
     @property
@@ -146,7 +147,7 @@ def _left(here: Opened, gpus: Sequence[SeenGpu], order: Order | None) -> frozens
 def _carry_out(here: Opened, order: Order, began: Seen, left: frozenset[str]) -> Ending:
     """Run an order, tell how it goes, and say what became of each GPU.
 
-    began: as it was before. left: UUIDs of GPUs that were under way when the command began.
+    began: as it was when the command began. left: UUIDs of GPUs that were under way then.
     """
     teller = Teller(began.gpus)
     record = run(here.machine, order, teller)
@@ -154,8 +155,9 @@ def _carry_out(here: Opened, order: Order, began: Seen, left: frozenset[str]) ->
     ended = look(here.machine)
     uuids = dict.fromkeys([*order.goals, *sorted(left)])
     outcomes = {uuid: outcome for uuid in uuids if (outcome := record.gpu(uuid).outcome) is not None}
+    moved = changed(began.gpus, ended.gpus, outcomes)
     printing.aside(total(began.gpus, ended.gpus, outcomes, ended.now_s - began.now_s))
-    return Ending(ended.gpus, outcomes, record, left - order.goals.keys())
+    return Ending(ended.gpus, outcomes, record, moved, left - order.goals.keys())
 
 
 def _result(ending: Ending, output: Format) -> int:
@@ -195,7 +197,7 @@ def _table(ending: Ending) -> None:
                 wording.model(gpu),
                 outcome.phase,
                 str(gpu.layout),
-                "yes" if outcome.changed else "no",
+                "yes" if gpu.uuid in ending.changed else "no",
                 "" if outcome.phase == "Ready" else outcome.cause.reason,
             ),
         )
@@ -227,7 +229,7 @@ def _body(ending: Ending) -> dict[str, Any]:
                 "phase": outcome.phase,
                 "reason": outcome.cause.reason,
                 "message": outcome.cause.message,
-                "changed": outcome.changed,
+                "changed": gpu.uuid in ending.changed,
                 "layout": layout_json(gpu.layout),
                 "previous": None if (was := ending.record.gpu(gpu.uuid).before) is None else layout_json(was),
             }

@@ -59,32 +59,31 @@ def unfinished(record: Record | None, gpus: Sequence[SeenGpu]) -> dict[str, Any]
     if record is None or not record.open:
         return None
     index = {gpu.uuid: gpu.index for gpu in gpus}
-    return {
-        "gpus": [
-            {
-                "index": index.get(uuid),
-                "uuid": uuid,
-                "going": "back" if transaction.back else "forward",
-                "step": transaction.step or None,
-                "before": layout_json(transaction.before),
-                "target": None if transaction.target is None else layout_json(transaction.target),
-            }
-            for uuid in record.open
-            if (transaction := record.gpu(uuid).transaction) is not None
-        ]
-    }
+    found = [
+        {
+            "index": index.get(uuid),
+            "uuid": uuid,
+            "going": "back" if transaction.back else "forward",
+            "step": transaction.step or None,
+            "before": layout_json(transaction.before),
+            "target": None if transaction.target is None else layout_json(transaction.target),
+        }
+        for uuid in sorted(record.open, key=lambda uuid: (index.get(uuid, len(index)), uuid))
+        if (transaction := record.gpu(uuid).transaction) is not None
+    ]
+    return {"gpus": found}
 
 
 def say_unfinished(record: Record | None, gpus: Sequence[SeenGpu]) -> None:
     """The same for people, in one note; nothing at rest."""
     left = unfinished(record, gpus)
     if left is not None:
-        names = ", ".join(f"{_name(found)} ({found['step'] or 'nothing begun'})" for found in left["gpus"])
+        steps = wording.said_once(
+            (f["index"], f"({f['step'] or 'not begun'})") for f in left["gpus"] if f["index"] is not None
+        )
+        away = [f"{f['uuid']}, which is away," for f in left["gpus"] if f["index"] is None]
+        names = ", ".join([*steps, *away])
         printing.note(f"unfinished: {names}. The next `migd apply` or `migd rollback` finishes or undoes it first")
-
-
-def _name(found: dict[str, Any]) -> str:
-    return found["uuid"] if found["index"] is None else f"GPU {found['index']}"
 
 
 def export(

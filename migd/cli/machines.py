@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -65,7 +66,8 @@ def opened(simulate: str | None, state: Path | None, state_dir: Path | None) -> 
 
 def beside(state: Path) -> Path:
     """The state folder that belongs to a simulated machine's file."""
-    return state.with_name(state.name + ".d")
+    real = Path(os.path.realpath(state))  # as the simulator does: one machine has one record, by whatever name
+    return real.with_name(real.name + ".d")
 
 
 def sim_host(simulate: str | None, state: Path | None) -> SimHost:
@@ -75,7 +77,7 @@ def sim_host(simulate: str | None, state: Path | None) -> SimHost:
 
     if simulate is not None and not simulate.strip():
         raise CliError(Exit.USAGE, "--simulate names no machine: write for example 8xa100-80gb")
-    if state is not None and not state.name:
+    if state is not None and (not state.name or "\0" in str(state)):
         raise CliError(Exit.USAGE, f"--state {str(state)!r} is not a file's name")
     try:
         return SimHost.fresh(simulate or "") if state is None else SimHost.open(state, simulate)

@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     except GpuError as error:
         return _say(_with_what_follows(f"{error}.", words), Exit.FAILED)
     except (typer.Abort, KeyboardInterrupt):
-        return _say(_with_what_follows("interrupted.", words), Exit.INTERRUPTED)
+        code = Exit.INTERRUPTED
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's usage errors
             if type(error).__name__ == "NoArgsIsHelpError":  # its text is the help itself
@@ -77,6 +77,8 @@ def run(arguments: Sequence[str]) -> int:
         if _is_simulators(error):
             return _say(str(error), Exit.FAILED)
         raise
+    if code == Exit.INTERRUPTED:  # typer makes this number of an interrupt within a command
+        return _say(_with_what_follows("interrupted.", words), Exit.INTERRUPTED)
     return int(code or 0)
 
 
@@ -136,5 +138,6 @@ def _is_simulators(error: Exception) -> bool:
 
 
 def _say(message: str, code: int) -> int:
+    printing.unline()  # a step that was under way may stand there
     printing.aside(f"migd: {message}")
     return int(code)

@@ -39,7 +39,9 @@ Simulate = Annotated[
 ]
 State = Annotated[
     Path | None,
-    typer.Option("--state", metavar="FILE", help="Keep the simulated machine in this file; made at first use."),
+    typer.Option(
+        "--state", metavar="FILE", help="Keep the simulated machine in this file; made at first use.", readable=False
+    ),
 ]
 StateDir = Annotated[
     Path | None,
@@ -47,6 +49,7 @@ StateDir = Annotated[
         "--state-dir",
         metavar="DIR",
         help="Where migd's record and lock lie. Default: /var/lib/migd; with --state FILE, FILE.d beside it.",
+        readable=False,  # whether it can be used is found out by using it
     ),
 ]
 Output = Annotated[

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
@@ -69,22 +70,43 @@ def notes(sentences: Iterable[str]) -> None:
 
 
 def aside(sentence: str, end: str = "\n") -> None:
-    """Write a line to standard error, after all that was printed before it. Never fails: work goes on without it."""
+    """Write a line to standard error, after all that was printed before it. Never fails: work goes on without it.
+
+    On a terminal it is wrapped between words.
+    """
     with suppress(OSError, ValueError):  # the reader has gone, the disk is full, or the stream is closed
         _write(sys.stdout, "")
     with suppress(OSError, ValueError):
-        _write(sys.stderr, printable(sentence) + end)
+        _write(sys.stderr, _wrapped(printable(sentence), terminal_width(sys.stderr)) + end)
 
 
-def steer(codes: str) -> None:
-    """Move the cursor of a terminal that standard error goes to."""
-    with suppress(OSError, ValueError):
-        _write(sys.stderr, codes)
+def shows_live() -> bool:
+    """Whether standard error is a terminal on which a line can be replaced."""
+    return is_terminal(sys.stderr) and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def unline() -> None:
+    """Clear the line that standard error stands in, on a terminal."""
+    if shows_live():
+        with suppress(OSError, ValueError):
+            _write(sys.stderr, "\r\x1b[K")
 
 
 def printable(sentence: str) -> str:
     """The text without what would steer a terminal: line ends stay, other control characters are written out."""
     return "".join(c if c.isprintable() or c in f"\n{tables.GLUE}" else f"\\x{ord(c):02x}" for c in sentence)
+
+
+def _wrapped(sentence: str, width: int | None) -> str:
+    """The lines of a text, those that are too long for a terminal broken between words and indented."""
+    if width is None:
+        return sentence
+    return "\n".join(
+        line
+        if len(line) <= width
+        else textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for line in sentence.split("\n")
+    )
 
 
 def _result(whole: str) -> None:

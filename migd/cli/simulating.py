@@ -13,9 +13,9 @@ import yaml
 from migd.cli import printing
 from migd.cli.exits import CliError, Exit
 from migd.cli.machines import sim_host
-from migd.cli.options import Format, Output
+from migd.cli.options import Document, DocumentOutput, Format
 from migd.plans.fields import seconds_of
-from migd.sim.errors import SimulationError
+from migd.sim.errors import ResetRefusedError, SimulationError
 from migd.sim.faults import ACTIONS, Fault, code_named
 from migd.sim.host import SimHost
 from migd.sim.machine import to_json
@@ -27,7 +27,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-MachineFile = Annotated[Path, typer.Option("--state", metavar="FILE", help="The simulated machine's file.")]
+MachineFile = Annotated[
+    Path, typer.Option("--state", metavar="FILE", help="The simulated machine's file.", readable=False)
+]
 Spec = Annotated[
     str | None,
     typer.Option("--simulate", metavar="SPEC", help="What machine it is; needed where the file is not there yet."),
@@ -40,16 +42,18 @@ AnyGpu = Annotated[int | None, typer.Option("--gpu", help="Only this GPU, by ind
 def _host(state: Path, simulate: str | None = None) -> Iterator[SimHost]:
     try:
         yield sim_host(simulate, state)
+    except ResetRefusedError as error:
+        raise CliError(Exit.BLOCKED, str(error)) from error
     except SimulationError as error:
         raise CliError(Exit.USAGE, str(error)) from error
 
 
 @app.command()
-def show(state: MachineFile, simulate: Spec = None, output: Output = Format.YAML) -> None:
+def show(state: MachineFile, simulate: Spec = None, output: DocumentOutput = Document.YAML) -> None:
     """Print the machine as it is, behind NVML's back."""
     with _host(state, simulate) as host:
         body = to_json(host.snapshot())
-    printing.document(body, Format.YAML if output is Format.TABLE else output)
+    printing.document(body, Format(output))
 
 
 @app.command()

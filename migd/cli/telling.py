@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from migd.agent.deciding import Pause
 from migd.agent.records import Outcome
@@ -34,7 +33,7 @@ class Teller:
         self._doing: tuple[str, str] | None = None
         self._instances: list[GpuInstance] = []
         self._seconds = 0.0
-        self._live = printing.is_terminal(sys.stderr)
+        self._live = printing.shows_live()
 
     def __call__(self, step: Progress) -> None:
         """Hear of one step's begin or end."""
@@ -89,7 +88,7 @@ class Teller:
     def _show(self, text: str) -> None:
         """Replace the line that shows what is under way, on a terminal."""
         if self._live:
-            printing.steer("\r\x1b[K")
+            printing.unline()
             printing.aside(text, end="")
 
     def _gpu(self, uuid: str) -> str:
@@ -109,19 +108,29 @@ def _kind(operation: Operation) -> tuple[str, str]:
     return operation.gpu_uuid, _VERBS.get(type(operation)) or str(operation)
 
 
-def total(before: Iterable[SeenGpu], after: Iterable[SeenGpu], outcomes: Mapping[str, Outcome], took_s: float) -> str:
+def changed(before: Sequence[SeenGpu], after: Sequence[SeenGpu], outcomes: Mapping[str, Outcome]) -> frozenset[str]:
+    """UUIDs of the GPUs that are another than before: changed by this command, or finished by it for a dead one."""
+    was = {gpu.uuid: gpu.layout for gpu in before}
+    return frozenset(
+        gpu.uuid
+        for gpu in after
+        if gpu.uuid in outcomes and (outcomes[gpu.uuid].changed or gpu.layout != was.get(gpu.uuid, gpu.layout))
+    )
+
+
+def total(before: Sequence[SeenGpu], after: Sequence[SeenGpu], outcomes: Mapping[str, Outcome], took_s: float) -> str:
     """What became of it all, in a line: "done in 7.3 s: 2 GPUs changed, 3 instances kept"."""
     was = {gpu.uuid: gpu.geometry for gpu in before}
-    changed = [gpu for gpu in after if gpu.uuid in outcomes and outcomes[gpu.uuid].changed]
+    moved = changed(before, after, outcomes)
     phases = [outcome.phase for outcome in outcomes.values() if outcome.phase != "Ready"]
     others = ", ".join(
         f"{count(phases.count(p), 'GPU')} {_WORDS.get(p, p.lower())}" for p in sorted(set(phases), key=phases.index)
     )
-    if not changed:
+    if not moved:
         return f"nothing was changed: {others or count(len(outcomes), 'GPU') + ' as wished already'}"
-    parts = [f"{count(len(changed), 'GPU')} changed"]
-    if any(was.get(gpu.uuid) for gpu in changed):
-        kept = sum(len(gpu.geometry & was.get(gpu.uuid, EMPTY)) for gpu in changed)
+    parts = [f"{count(len(moved), 'GPU')} changed"]
+    if any(was.get(uuid) for uuid in moved):
+        kept = sum(len(gpu.geometry & was.get(gpu.uuid, EMPTY)) for gpu in after if gpu.uuid in moved)
         parts.append(f"{count(kept, 'instance')} kept")
     parts += [others] if others else []
     return f"{'ended after' if others else 'done in'} {seconds(took_s)}: {', '.join(parts)}"

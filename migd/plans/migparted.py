@@ -269,7 +269,8 @@ def _filter(value: object) -> object:
     if not isinstance(values, list) or not values:
         raise wrong(f"must be a device id or a list of them, not {shown(value)}", '"0x20B210DE"')
     for one in values:
-        check_pci(one)
+        if not isinstance(check_pci(one), str):
+            raise wrong(f"must be a device id or a list of them, not {shown(one)}", '"0x20B210DE"')
     keys = [pci_key(one) for one in values]
     if len(set(keys)) != len(keys):
         raise wrong("names a device id twice", "name it once")

@@ -18,8 +18,8 @@ class MachineFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._beside = path.with_name(f".{path.name}.lock")
+        self.path = Path(os.path.realpath(path))  # a link stays one: what it names is replaced
+        self._beside = self.path.with_name(f".{self.path.name}.lock")
         self._descriptor: int | None = None
         self._seen: tuple[int, int, int] | None = None
         self._kept: Machine | None = None

@@ -8,7 +8,7 @@ from unit.plans.boards import gpu, uuid
 from migd.agent.deciding import Pause
 from migd.agent.records import AS_WISHED, Cause, Outcome
 from migd.agent.running import Progress
-from migd.cli.telling import Teller, total
+from migd.cli.telling import Teller, changed, total
 from migd.mig.geometry import GpuInstance
 from migd.mig.operations import (
     CreateComputeInstance,
@@ -78,4 +78,14 @@ def test_the_last_line_sums_up() -> None:
     stuck = {uuid(0): Outcome("Blocked", Cause("InUse", "")), uuid(1): Outcome("Blocked", Cause("Waiting", ""))}
     assert total(BEFORE, BEFORE, stuck, 1) == "nothing was changed: 2 GPUs blocked"
     mixed = {uuid(0): CHANGED, uuid(1): Outcome("Failed", Cause("NVMLError", ""))}
-    assert total(BEFORE, after, mixed, 1) == "ended after 1.0 s: 1 GPU changed, 1 instance kept, 1 GPU failed"
+    assert (
+        total(BEFORE, [after[0], BEFORE[1]], mixed, 1)
+        == "ended after 1.0 s: 1 GPU changed, 1 instance kept, 1 GPU failed"
+    )
+
+
+def test_a_gpu_that_this_command_finished_for_a_dead_one_counts_as_changed() -> None:
+    after = [gpu(0, instances="7g.40gb@0"), gpu(1)]
+    ready = {uuid(0): READY, uuid(1): READY}
+    assert changed(BEFORE, after, ready) == {uuid(0)}
+    assert total(BEFORE, after, ready, 1) == "done in 1.0 s: 1 GPU changed, 0 instances kept"

@@ -78,6 +78,8 @@ FILE = 'version: v1\nmig-configs:\n  it:\n  - devices: all\n    mig-enabled: tru
         ),
         ({"devices": "all", "mig-enabled": True, "mig-devices": ["1g.5gb"]}, "mig-devices", "must be a mapping"),
         ({"devices": "all", **SEVEN, "device-filter": "0x20B2"}, "device-filter", "is not an NVIDIA PCI device id"),
+        ({"devices": "all", **SEVEN, "device-filter": [None]}, "device-filter", "must be a device id or a list"),
+        ({"devices": "all", **SEVEN, "device-filter": [{}]}, "device-filter", "must be a device id or a list"),
         ({"devices": "all", **SEVEN, "device-filter": []}, "device-filter", "must be a device id or a list"),
         ({"devices": "all", **SEVEN, "device-filter": [A100, "20b210de"]}, "device-filter", "names a device id twice"),
     ],
