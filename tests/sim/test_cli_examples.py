@@ -60,7 +60,7 @@ def test_the_demo_tells_its_story_in_time(tmp_path: Path) -> None:
         "(exit code -9: killed, as by kill -9)",
         "note: unfinished: GPU 2 (create GPU instance 3g.40gb@4), GPU 3–7 (not begun)",
         "note: first, what was left under way on GPU 2–7 is finished or undone",
-        "5 GPUs changed, 10 instances kept",
+        "6 GPUs changed, 14 instances kept",
         "$ migd rollback --state demo.json",
         "8 GPUs changed, 16 instances kept",
         ".venv/bin/migd plan -f examples/plans/mixed.yaml --state demo.json",
