@@ -152,10 +152,10 @@ def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | N
     plans = order.plans(seen.gpus, record.owned)
     refused = {u: Outcome("Failed", _cause(p.refused)) for u, p in plans.items() if p.refused}
     stuck = rests or {u: o for u in plans if (o := _awaiting(record.gpu(u), seen, u, order)) is not None}
-    blocked = {u: Outcome("Blocked", _cause(p.blocked)) for u, p in plans.items() if p.blocked is not None}
+    blocked = {u: _blocked(p.blocked, order) for u, p in plans.items() if p.blocked is not None}
     gone = {u: _lost("the GPU is not there any more") for u in order.goals if u not in plans}
     if not refused and not stuck and not gone and blocked:
-        waits = all(by.reason == "InUse" for plan in plans.values() for by in plan.blocked_by)
+        waits = all(outcome.cause.reason == "InUse" for outcome in blocked.values())
         if waits and order.wait_until_s is not None:
             if seen.now_s < order.wait_until_s:
                 uuid, outcome = min(blocked.items())
@@ -236,6 +236,12 @@ def _opened(
         awaiting=None,
         transaction=Transaction(order.id, now.layout, plan.target, order.on_failure == "Hold"),
     )
+
+
+def _blocked(why: Blocked, order: Order) -> Outcome:
+    """What blocks a GPU; for an order that waits it is named after what no waiting takes away, if there is any."""
+    lasting = [by.reason for by in why.by if by.reason != "InUse"] if order.wait_until_s is not None else []
+    return Outcome("Blocked", Cause(lasting[0] if lasting else why.reason, why.message))
 
 
 def _cause(why: Refused | Blocked) -> Cause:
