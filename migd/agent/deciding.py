@@ -311,7 +311,7 @@ def _turn(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, seen: Seen) ->
 
 def _aim(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, seen: Seen) -> tuple[GpuRecord, Effect]:
     """MIG is on and the driver lists profiles at last: find the target that could not be known before."""
-    if seen.order is None or seen.order.id != transaction.order_id or now.uuid not in seen.order.goals:
+    if seen.order is None or now.uuid not in seen.order.goals:
         return _turn_back(gpu, transaction, now, Cause("Held", "interrupted before its target was known"))
     plan = seen.order.plan(now, gpu.owned)
     if plan.refused is not None:
