@@ -59,6 +59,7 @@ def pynvml(library, box):
 
 
 @pytest.fixture
-def cli(capsys, tmp_path):
-    """Runs commands in process, on a simulated machine in a file."""
+def cli(capsys, tmp_path, monkeypatch):
+    """Runs commands in process, on a simulated machine in a file, for a reader that is no terminal."""
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
     return Cli(capsys, tmp_path)
