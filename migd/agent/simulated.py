@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from migd.agent.host import RESET_TIMEOUT_S
 from migd.agent.ports import ResetRefusedError, Store
 from migd.agent.records import Record
 from migd.agent.running import Machine
@@ -22,9 +23,11 @@ class SimReset:
     def reset(self, gpu_uuid: str) -> None:
         """Reset this GPU; ResetRefusedError with the simulated program's words."""
         try:
-            self._host.reset(gpu_uuid)
+            self._host.caller.run(lambda: self._host.reset(gpu_uuid), RESET_TIMEOUT_S)
         except errors.ResetRefusedError as error:
             raise ResetRefusedError(str(error)) from error
+        except TimeoutError:
+            raise ResetRefusedError(f"the reset did not end within {RESET_TIMEOUT_S:g} s and was ended") from None
 
 
 class SimStore:
