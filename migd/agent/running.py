@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Final
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
@@ -47,6 +48,9 @@ class Progress:
 
 Listener = Callable[[Progress], None]
 
+LOOKS_MAX: Final = 8
+"""Looks in a row without anything to do between them, for each GPU; opening, turning back and ending take one each."""
+
 
 def look(machine: Machine, order: Order | None = None) -> Seen:
     """Everything a decision looks at, read anew. A driver that is just being reloaded is waited for, briefly."""
@@ -71,8 +75,11 @@ def run(machine: Machine, order: Order | None, listen: Listener = lambda progres
     seen = look(machine, order)
     kept = machine.store.load()
     record = accept(kept or Record(seen.boot_id), order)
+    looks = 0
     while True:
         record, effect = decide(record, seen)
+        looks = looks + 1 if isinstance(effect, LookAgain) else 0
+        assert looks <= LOOKS_MAX + LOOKS_MAX * len(record.gpus), "the decisions go round in circles"
         if record != kept:
             machine.store.save(record)
             kept = record
