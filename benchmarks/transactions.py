@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from benchmarks.measuring import median
-from migd.agent.deciding import Pause
+from migd.agent.effects import Pause
 from migd.agent.orders import Order
 from migd.agent.ports import Gpus, Store
 from migd.agent.records import Record

@@ -10,7 +10,8 @@ from typing import Final, TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
-from migd.agent.deciding import Effect, LookAgain, Pause, Seen, accept, decide, failed, hung, under_way
+from migd.agent.deciding import accept, decide, failed, hung, under_way
+from migd.agent.effects import Effect, LookAgain, Pause, Seen
 from migd.agent.orders import Order
 from migd.agent.ports import Boot, Clock, Gpus, Processes, Reset, ResetRefusedError, Store
 from migd.agent.records import Cause, Record
@@ -60,6 +61,9 @@ class Progress:
 
 
 Listener = Callable[[Progress], None]
+
+LOOKS_MAX: Final = 8
+"""Looks in a row without anything to do between them, for each GPU; opening, turning back and ending take one each."""
 
 
 def look(

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from migd.agent.deciding import Seen, accept, under_way
+from migd.agent.deciding import accept, under_way
+from migd.agent.effects import Seen
 from migd.agent.orders import Order, order_id
 from migd.agent.records import Cause, Outcome, Record
 from migd.agent.running import look, run

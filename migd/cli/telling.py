@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from migd.agent.deciding import Pause
+from migd.agent.effects import Pause
 from migd.agent.records import Outcome
 from migd.agent.running import Progress
 from migd.cli import printing

@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 from boards import at
 
-from migd.agent.deciding import Pause
+from migd.agent.effects import Pause
 from migd.agent.running import Listener, Progress
 from migd.mig.geometry import GpuInstance, by_start
 from migd.mig.observed import SeenGpu

@@ -10,7 +10,7 @@ from boards import at
 from unit.plans.texts import plan
 from worlds import World
 
-from migd.agent.deciding import Pause
+from migd.agent.effects import Pause
 from migd.agent.orders import Goal, Order
 from migd.agent.records import Outcome
 from migd.agent.running import Listener, Progress, look, run

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from worlds import World, actual, order_for
 
-from migd.agent.deciding import Pause
+from migd.agent.effects import Pause
 from migd.agent.orders import Goal, Order
 from migd.agent.running import Progress
 from migd.mig.geometry import Counts, GpuInstance, Layout

@@ -10,8 +10,10 @@ from boards import at
 from others import after, shown, somebody
 from worlds import MemoryStore, World
 
-from migd.agent.deciding import TURNS_MAX, LookAgain, Pause, Seen, decide
+from migd.agent.deciding import decide
+from migd.agent.effects import LookAgain, Pause, Seen
 from migd.agent.orders import Goal, Order
+from migd.agent.patience import TURNS_MAX
 from migd.agent.records import Cause, GpuRecord, Outcome, Record, Transaction
 from migd.agent.running import Listener, Progress
 from migd.mig.geometry import Layout
@@ -243,6 +245,20 @@ def test_two_holds_in_a_row_still_roll_back_to_the_layout_before_the_first() -> 
     assert shown(gpus_of(world)[0]) == "2g.12gb@2"
 
 
+def test_a_way_back_that_fails_after_a_hold_still_rolls_back_to_the_layout_before_the_hold() -> None:
+    world = cut("a30", "2g@2")
+    world.host.inject(Fault(CREATE_GI, "error", 999, nth=2, times=3))
+    assert world.attempt(order(world, "1g@0 1g@1", name="held", on_failure="Hold")) == "done"
+    assert told(world)[0] == "Held"
+    world.host.clear_faults()
+    world.host.inject(Fault(CREATE_GI, "error", 999, times=0))
+    assert world.attempt(order(world, "4g@0", name="parked")) == "done"
+    assert told(world)[0] == "Failed"
+    found = world.record().gpu(world.host.gpu_uuids()[0])
+    assert found.transaction is not None
+    assert (str(found.transaction.before), str(found.before)) == ("1g.6gb", "2g.12gb")
+
+
 def test_a_repair_is_no_change_of_layout_and_leaves_the_rollback_as_it_was() -> None:
     world = cut("a30", "1g@0")
     assert world.attempt(order(world, "2g@2", name="second")) == "done"
@@ -267,6 +283,7 @@ def test_somebody_who_always_undoes_the_step_before_the_last_is_given_up_on() ->
 
     def listen(step: Progress) -> None:
         steps(done)(step)
+        assert len(done) < 2 * TURNS_MAX, "no end"
         if step.done and str(step.effect).startswith("create GPU instance 1g"):
             machine = world.host.snapshot().gpus[0]
             machine.instances[:] = machine.instances[-1:]

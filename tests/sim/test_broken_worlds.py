@@ -9,8 +9,9 @@ from boards import at
 from others import after, before, shown
 from worlds import World, orphans
 
-from migd.agent.deciding import PAUSE_MAX_S, Pause
+from migd.agent.effects import Pause
 from migd.agent.orders import Order
+from migd.agent.patience import PAUSE_MAX_S
 from migd.agent.records import GpuRecord, Record, Transaction
 from migd.agent.running import Progress, run
 from migd.mig.geometry import EMPTY, Layout

@@ -10,7 +10,7 @@ import pytest
 from staging import OFF, apply, carry_out, changes, cut, gpu, once_before, order_of, places, wish, world_of
 from worlds import World, orphans, serials
 
-from migd.agent.deciding import Pause
+from migd.agent.effects import Pause
 from migd.agent.records import Outcome
 from migd.agent.running import Progress
 from migd.cli.exits import Exit, exit_of

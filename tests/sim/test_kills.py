@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, get_args
 import pytest
 from worlds import World, orphans, serials
 
-from migd.agent.deciding import Pause
+from migd.agent.effects import Pause
 from migd.agent.running import Progress, look, run
 from migd.agent.store import FileStore, decode
 from migd.cli.exits import Exit

@@ -6,7 +6,7 @@ import pytest
 import worlds
 from worlds import PIDS_FROM, World, serials
 
-from migd.agent.deciding import Pause
+from migd.agent.effects import Pause
 from migd.agent.running import Progress, run
 from migd.agent.simulated import simulated
 from migd.mig.operations import Operation

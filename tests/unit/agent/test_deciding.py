@@ -14,7 +14,8 @@ from boards import board
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from migd.agent.deciding import LookAgain, Pause, Seen, accept, decide, failed, hung, under_way
+from migd.agent.deciding import accept, decide, failed, hung, under_way
+from migd.agent.effects import LookAgain, Pause, Seen
 from migd.agent.orders import Goal, Order
 from migd.agent.patience import TURNS_MAX
 from migd.agent.records import AwaitingReboot, Cause, GpuRecord, Outcome, Record, Transaction

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from unit.plans.boards import gpu, uuid
 
-from migd.agent.deciding import Pause
+from migd.agent.effects import Pause
 from migd.agent.records import AS_WISHED, Cause, Outcome
 from migd.agent.running import Progress
 from migd.cli.telling import Teller, changed, total
