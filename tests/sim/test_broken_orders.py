@@ -302,7 +302,7 @@ def test_a_call_that_hangs_ends_the_command_with_the_record_open() -> None:
     assert done[-1].endswith("create GPU instance 1g.5gb@0")  # NVML answers nobody any more: nothing else was tried
     assert world.record().open == tuple(wish.goals)
     assert world.attempt(None) == "done"
-    assert shown(gpus_of(world)[0]) == "1g.5gb@0 1g.5gb@1"
+    assert shown(gpus_of(world)[0]) == "3g.20gb@4", "what hung is put back"
 
 
 def test_another_plan_does_not_take_over_a_gpu_that_is_lost() -> None:

@@ -228,13 +228,19 @@ def test_no_operation_is_ever_on_what_is_in_use_or_not_ours(situation: tuple[Rec
 
 @settings(max_examples=200, deadline=None)
 @given(situations())
-def test_a_gpu_that_no_order_names_and_no_crash_left_is_not_even_written_about(situation: tuple[Record, Seen]) -> None:
+def test_of_a_gpu_that_no_order_names_and_no_crash_left_only_what_is_gone_is_noted(
+    situation: tuple[Record, Seen],
+) -> None:
     record, seen = situation
     record = replace(record, boot_id="boot")
     named = set(seen.order.goals) if seen.order else set()
     after, effect = decide(record, seen)
     for uuid in set(UUIDS) - named - set(under_way(record)):
-        assert after.gpu(uuid) == record.gpu(uuid)
+        assert replace(after.gpu(uuid), owned=EMPTY) == replace(record.gpu(uuid), owned=EMPTY)
+        gone = record.gpu(uuid).owned - after.gpu(uuid).owned
+        now = seen.gpu(uuid)
+        assert after.gpu(uuid).owned <= record.gpu(uuid).owned
+        assert not gone or (now is not None and not gone & now.geometry), "what is there stays ours"
         assert not isinstance(effect, Operation) or effect.gpu_uuid != uuid
 
 
