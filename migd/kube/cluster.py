@@ -18,7 +18,7 @@ from migd.kube.events import path as events_path
 from migd.kube.following import TIMING, Follower, Timing
 from migd.kube.leases import LEASES, Claim, Expiry, Held, HeldBy, claimed, released
 from migd.kube.nodes import NODES, Node, NodeChange, operations
-from migd.kube.ownership import wanted
+from migd.kube.ownership import NOTHING_APPLIED, wanted
 from migd.kube.stored import EVERYWHERE, Interner, Kind, Stored, Where
 from migd.kube.transport import Throttle, Transport, Verbs
 
@@ -76,7 +76,12 @@ class ApiCluster:
     ) -> None:
         for task in self._tasks:
             task.cancel()
-        await self._group.__aexit__(kind, error, trace)
+        try:
+            await self._group.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as group:
+            if group.exceptions == (error,):
+                return  # what was raised inside goes on as it is
+            raise
 
     def follow(
         self,
@@ -128,12 +133,17 @@ class ApiCluster:
         document = {**body, "apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
         due = wanted(document, kind.list_maps)
         if seen is not None:
-            if seen.applied.get(subresource) == due:
+            if seen.applied.get(subresource, NOTHING_APPLIED) == due:
                 return seen
             metadata["uid"] = seen.uid
-        answer = await self._verbs.apply(kind.path(name, subresource=subresource), document, self._manager, force)
+        path = kind.path(name, subresource=subresource)
+        answer = await self._verbs.apply(path, document, self._manager, force)
         stored = self._noted(kind, answer)
-        if stored.applied.get(subresource) != due:
+        if seen is not None and stored.uid != seen.uid:  # a status's uid is not looked at by the API server
+            raise ConflictError(
+                f"PATCH {kind.path(name, subresource=subresource)}", 409, "it is another of that name now"
+            )
+        if stored.applied.get(subresource, NOTHING_APPLIED) != due:
             _log.warning("%s %s is not as applied: are defaults left out inside a list?", kind.kind, name)
         return stored
 

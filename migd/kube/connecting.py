@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
@@ -54,6 +55,7 @@ class HttpTransport:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._client.close()
+        await asyncio.sleep(0)  # connections that were aborted are gone after one turn of the loop
 
     async def request(self, method: str, path: str, query: Query, body: Any, content_type: str) -> Answer:
         """See `Transport`."""
@@ -71,7 +73,9 @@ class HttpTransport:
         try:
             yield _events(response)
         finally:
-            response.close()  # not released: what is left of the stream is not waited for
+            if response.connection is not None and response.connection.transport is not None:
+                response.connection.transport.abort()  # a TLS goodbye would wait for a server that may be gone
+            response.close()
 
     async def _send(self, method: str, path: str, query: Query, body: Any, content_type: str) -> aiohttp.ClientResponse:
         headers = {"Accept": JSON, "Content-Type": content_type}

@@ -58,14 +58,15 @@ def error_of(request: str, code: int, headers: Mapping[str, str], body: Json) ->
     """The error of an answer that is no success, by its code and its Status.
 
     Source: apimachinery's errors.go. A policy denies with 422 and no cause of a field unless it says a reason; a
-    JSON patch whose test fails answers 422 as well, with a text of its own.
+    JSON patch whose test fails answers 422 as well, with a text of its own, and so does an apply to another object
+    of that name than the one whose uid is in the body.
     """
     said = str(body.get("message") or body.get("reason") or "no message")
     if code == 429 or code >= 500:
         return UnavailableError(request, code, said, _retry_after_s(headers, body))
     if code in (401, 403):
         return DeniedError(request, code, said)
-    if code == 422 and (_is_failed_test(said, body)):
+    if code == 422 and (_is_failed_test(said, body) or _is_another(said)):
         return ConflictError(request, code, said)
     if code == 422 and "ValidatingAdmissionPolicy" in said:
         return DeniedError(request, code, said)
@@ -79,6 +80,10 @@ _TEST_FAILED: Final = "the server rejected our request due to an error in our re
 
 def _is_failed_test(said: str, body: Json) -> bool:
     return said == _TEST_FAILED and not (body.get("details") or {}).get("causes")
+
+
+def _is_another(said: str) -> bool:
+    return "metadata.uid: Invalid value" in said and "immutable" in said
 
 
 def _retry_after_s(headers: Mapping[str, str], body: Json) -> float:

@@ -58,6 +58,8 @@ def _leaves(value: Any, list_maps: ListMaps, path: Path, at: str) -> Iterator[tu
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             yield from _leaves(inner, list_maps, (*path, name), f"{at}/f:{name}")
+    elif isinstance(value, dict):
+        return  # says nothing, unlike a list that is empty
     elif isinstance(value, list) and value and path in list_maps:
         for item in value:
             key = _key({name: item[name] for name in list_maps[path]})
@@ -73,7 +75,7 @@ def _leaves(value: Any, list_maps: ListMaps, path: Path, at: str) -> Iterator[tu
 def _owned(fields: Json, value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of a fieldsV1 with their values in the document; a field that is gone has the value None."""
     inner = {name: found for name, found in fields.items() if name != "."}
-    if not inner and at:
+    if not inner and not (isinstance(value, dict) and "/k:" not in at.rpartition("/f:")[2]):
         yield at, value
     for name, found in inner.items():
         kind, _, rest = name.partition(":")
@@ -93,3 +95,7 @@ def _item(value: Any, key: Json) -> Any:
 
 def _key(key: Json) -> str:
     return json.dumps(key, sort_keys=True, separators=(",", ":"))
+
+
+NOTHING_APPLIED: Final = digest(iter(()))
+"""What is wanted of a body without fields."""

@@ -67,9 +67,10 @@ class Writes(Protocol):
         """Server-side apply of what is ours, where that differs from what was seen; no request otherwise.
 
         body: spec, status or metadata with *all* that we own in the object (or its subresource): what is left out goes.
-        seen: as the cache has it; None makes the object. One that was deleted, or is another of that name now, is not
-        made again: ConflictError or MissingError. force: take our fields back from whoever wrote them; without it that
-        is a ConflictError.
+        seen: as the cache has it; None makes the object. One that was deleted is not made again, and another one that
+        has its name now is not written: ConflictError or MissingError. (With a subresource the other one has been
+        written when the ConflictError comes: the API server looks at no uid there.) force: take our fields back from
+        whoever wrote them; without it that is a ConflictError.
         """
         ...
 
