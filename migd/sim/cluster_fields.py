@@ -173,12 +173,12 @@ def apply(
 def _root(path: Path, kept: set[Path]) -> Path:
     """What goes with a field that is dropped: all round it in which nobody owns a field, also what was filled in.
 
-    () where it must stay, as part of the key of an item that stays.
+    () where it must stay: others own what is in it, or it is part of the key of an item that stays.
     """
-    for depth in range(1, len(path)):
+    for depth in range(1, len(path) + 1):
         if not any(field[:depth] == path[:depth] for field in kept):
-            return path[:depth]
-    return () if _is_key(path) else path
+            return () if depth == len(path) and _is_key(path) else path[:depth]
+    return ()
 
 
 def updated(before: Json, owners: Owners, after: Json, me: Owner, list_maps: ListMaps) -> Owners:

@@ -46,6 +46,9 @@ def _partition(new: Json, old: Json | None) -> tuple[str, ...]:
     wrong += [
         f"spec.{n}: {n} cannot change" for n in ("nodeName", "nodeUID") if n in before and before[n] != spec.get(n)
     ]
+    if "desired" in spec:
+        needed = ("mig", "plan", "disruption", "summary")
+        wrong += [f"spec.desired.{name}: Required value" for name in needed if name not in spec["desired"]]
     if "assignment" in spec and "desired" not in spec:
         wrong.append("spec: assignment goes with desired only")
     return tuple(wrong)
