@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeGuard, TypeVar
 
 from migd.kube.errors import Json
 from migd.kube.ownership import applied
 from migd.kube.stored import NOTHING, OURS, Interner, Kind, Stored, key_of
 
 T = TypeVar("T")
+NOT_OF_ITS_KIND: Final = (AttributeError, KeyError, TypeError, ValueError)
+"""What `Reader.read` raises for a document that is none of its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Reader(Generic[T]):
         self._same = same
 
     def read(self, document: Json) -> Stored[T]:
-        """The stored value; KeyError, TypeError or ValueError where the document is none of this kind."""
+        """The stored value; one of NOT_OF_ITS_KIND where the document is none of this kind."""
         metadata = document["metadata"]
         ours = {k: v for k, v in (metadata.get("annotations") or {}).items() if k.startswith(OURS)}
         digests = applied(document, self._manager)
@@ -51,6 +53,14 @@ class Reader(Generic[T]):
             applied=digests or NOTHING,
             value=self.kind.parse(document, self._same),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An object that is there, whose document is none of its kind; why is for people."""
+
+    key: str
+    why: str
 
 
 class Cache(Generic[T]):
@@ -88,7 +98,17 @@ class Cache(Generic[T]):
     def __len__(self) -> int:
         return len(self._objects)
 
-    def listed(self, documents: Iterable[Json], resource_version: str) -> tuple[Change[T], ...]:
+    def read(self, document: Json) -> Stored[T] | Unreadable:
+        """A document as `listed` takes it; so of a long list only values are kept, and a page of documents."""
+        try:
+            return self._reader.read(document)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            metadata = document["metadata"]
+            return Unreadable(
+                key_of(metadata["name"], metadata.get("namespace", "")), f"{type(error).__name__}: {error}"
+            )
+
+    def listed(self, found: Iterable[Stored[T] | Unreadable], resource_version: str) -> tuple[Change[T], ...]:
         """Take a complete list, taken at this resource version; what is not in it is gone.
 
         Answers of ours that are newer than the list stay. A list older than what was heard before means that the API
@@ -97,7 +117,7 @@ class Cache(Generic[T]):
         at = _number(resource_version)
         known_before = self._objects if at >= self._heard else {}
         self.unreadable = {}
-        new = {found.key: found for d in documents if (found := self._read(d)) is not None}
+        new = {one.key: one for one in found if self._readable(one)}
         for key, known in known_before.items():
             newer = _number(known.resource_version) > at
             if newer and (key not in new or _number(new[key].resource_version) < _number(known.resource_version)):
@@ -150,14 +170,14 @@ class Cache(Generic[T]):
             yield Change(self.kind, key, before, after)
 
     def _read(self, document: Json) -> Stored[T] | None:
-        try:
-            return self._reader.read(document)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            metadata = document["metadata"]
-            self.unreadable[key_of(metadata["name"], metadata.get("namespace", ""))] = (
-                f"{type(error).__name__}: {error}"
-            )
-            return None
+        found = self.read(document)
+        return found if self._readable(found) else None
+
+    def _readable(self, found: Stored[T] | Unreadable) -> TypeGuard[Stored[T]]:
+        if isinstance(found, Unreadable):
+            self.unreadable[found.key] = found.why
+            return False
+        return True
 
 
 def _number(resource_version: str) -> int:

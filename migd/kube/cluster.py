@@ -11,8 +11,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from migd.kube.caches import Cache, Change, Reader
-from migd.kube.errors import ConflictError, Json, KubeError, MissingError, StaleError
+from migd.kube.caches import NOT_OF_ITS_KIND, Cache, Change, Reader
+from migd.kube.errors import ConflictError, Json, KubeError, MissingError, StaleError, UnreadableError
 from migd.kube.events import Count, Note, Recorder
 from migd.kube.events import path as events_path
 from migd.kube.following import TIMING, Follower, Timing
@@ -100,23 +100,24 @@ class ApiCluster:
     async def get(self, kind: Kind[T], name: str, namespace: str = "") -> Stored[T] | None:
         """See `Reads`."""
         try:
-            return self._reader(kind).read(await self._verbs.get(kind.path(name, namespace)))
+            return self._read(kind, await self._verbs.get(kind.path(name, namespace)))
         except MissingError:
             return None
 
     async def list(self, kind: Kind[T], where: Where = EVERYWHERE) -> tuple[Stored[T], ...]:
         """See `Reads`."""
+        path = kind.path(namespace=where.namespace)
         for left in reversed(range(_LISTS_MAX)):
+            found: list[Stored[T]] = []
             try:
-                found, _ = await self._verbs.list_all(
-                    kind.path(namespace=where.namespace), where.query, self._timing.page
-                )
+                async for page, _ in self._verbs.pages(path, where.query, self._timing.page):
+                    found += [self._read(kind, document) for document in page]
             except StaleError:  # it took so long that its own beginning was forgotten
                 if not left:
                     raise
                 continue
             break
-        return tuple(sorted((self._reader(kind).read(d) for d in found), key=lambda stored: stored.key))
+        return tuple(sorted(found, key=lambda stored: stored.key))
 
     async def apply(
         self,
@@ -217,4 +218,12 @@ class ApiCluster:
         for follower in self._followers:
             if follower.cache.kind is kind:
                 follower.noted(answer)
-        return self._reader(kind).read(answer)
+        return self._read(kind, answer)
+
+    def _read(self, kind: Kind[T], document: Json) -> Stored[T]:
+        try:
+            return self._reader(kind).read(document)
+        except NOT_OF_ITS_KIND as error:
+            metadata = document["metadata"]
+            path = kind.path(metadata["name"], metadata.get("namespace", ""))
+            raise UnreadableError(f"READ {path}", 0, f"{type(error).__name__}: {error}") from error

@@ -54,6 +54,10 @@ class RefusedError(KubeError):
     """The API server does not take this content, and will not take it the next time either."""
 
 
+class UnreadableError(KubeError):
+    """The object is there, and its document is none of its kind: a person has to look, or a newer migd."""
+
+
 def error_of(request: str, code: int, headers: Mapping[str, str], body: Json) -> KubeError:
     """The error of an answer that is no success, by its code and its Status.
 

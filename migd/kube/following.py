@@ -10,10 +10,10 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from migd.kube.caches import Cache, Change
+from migd.kube.caches import Cache, Change, Unreadable
 from migd.kube.errors import Json, KubeError, StaleError, UnavailableError
 from migd.kube.queueing import Backoff
-from migd.kube.stored import EVERYWHERE, Where
+from migd.kube.stored import EVERYWHERE, Stored, Where
 from migd.kube.transport import Verbs, error_in
 
 T = TypeVar("T")
@@ -102,8 +102,12 @@ class Follower(Generic[T]):
 
     async def _list(self) -> str:
         """One complete list into the cache; the resource version that it was taken at."""
-        documents, at = await self._verbs.list_all(self._path, self._where.query, self._timing.page)
-        self._tell(self.cache.listed(documents, at))
+        found: list[Stored[T] | Unreadable] = []
+        at = ""
+        async for page, version in self._verbs.pages(self._path, self._where.query, self._timing.page):
+            found += [self.cache.read(document) for document in page]
+            at = version
+        self._tell(self.cache.listed(found, at))
         self._warn_of_unreadable()
         self._synced.set()
         self._listed()

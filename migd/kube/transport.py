@@ -73,16 +73,15 @@ class Verbs:
         """The object, or one page of a list."""
         return await self._ask("GET", path, query)
 
-    async def list_all(self, path: str, query: Query, page: int) -> tuple[list[Json], str]:
-        """All objects, page by page, and the resource version that this was taken at."""
-        found: list[Json] = []
+    async def pages(self, path: str, query: Query, limit: int) -> AsyncIterator[tuple[list[Json], str]]:
+        """All objects, so many at a time, each page with the resource version that all of them were taken at."""
         more: dict[str, str] = {}
         while True:
-            answer = await self.get(path, **query, limit=str(page), **more)
-            found += answer.get("items") or ()
+            answer = await self.get(path, **query, limit=str(limit), **more)
             metadata = answer["metadata"]
+            yield answer.get("items") or [], str(metadata["resourceVersion"])
             if not metadata.get("continue"):
-                return found, str(metadata["resourceVersion"])
+                return
             more = {"continue": metadata["continue"]}
 
     async def create(self, path: str, body: Json) -> Json:
