@@ -19,6 +19,7 @@ from migd.kube.following import TIMING, Follower, Timing
 from migd.kube.leases import LEASES, Claim, Expiry, Held, HeldBy, claimed, released
 from migd.kube.nodes import NODES, Node, NodeChange, operations
 from migd.kube.ownership import NOTHING_APPLIED, wanted
+from migd.kube.ports import Cluster
 from migd.kube.stored import EVERYWHERE, Interner, Kind, Stored, Where
 from migd.kube.transport import Throttle, Transport, Verbs
 
@@ -39,7 +40,7 @@ class Identity:
     instance: str
 
 
-class ApiCluster:
+class ApiCluster(Cluster):
     """A Cluster port; use it as a context, which ends what follows.
 
     A bug in what follows ends the context with that error: the next start recovers. wall_clock: UTC, only ever shown

@@ -16,13 +16,13 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from migd.kube.errors import Json
-from migd.kube.transport import JSON, Answer, Query
+from migd.kube.transport import JSON, Answer, Query, Transport
 
 _CONNECT_S: Final = 10.0
 _FOREVER: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)  # a watch's silence is watched above this
 
 
-class HttpTransport:
+class HttpTransport(Transport):
     """A connection to an API server as `kubernetes.aio` is configured; use it as a context, which closes it.
 
     The package gives what is easy to get wrong: kubeconfigs and in-cluster credentials, tokens that are read again
