@@ -322,3 +322,15 @@ def test_what_is_not_there_is_none_and_what_cannot_be_asked_is_an_error(side: Si
                 assert isinstance(failed.value, KubeError)
 
     side.run(test)
+
+
+def test_many_watches_leave_room_for_requests(side: Side):
+    async def test(world: World) -> None:
+        name = world.gpu()
+        await world.admin.create(AT, partition(name))
+        async with world.cluster() as cluster:
+            for _ in range(30):
+                await cluster.follow(PARTITIONS, nowhere).wait_synced()
+            assert await cluster.get(PARTITIONS, name)
+
+    side.run(test)
