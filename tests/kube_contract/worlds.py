@@ -61,6 +61,7 @@ class Meddling:
     answers: list[tuple[int, Mapping[str, str], Json] | OSError | float] = field(default_factory=list)  # a float waits
     watch_from: list[str] = field(default_factory=list)
     silent: int = 0
+    stuck: int = 0
     refused: list[Json] = field(default_factory=list)
     cut: asyncio.Event = field(default_factory=asyncio.Event)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -87,6 +88,9 @@ class Meddling:
         self.versions.append(query["resourceVersion"])
         if self.watch_from:
             query = {**query, "resourceVersion": self.watch_from.pop(0)}
+        if self.stuck:
+            self.stuck -= 1
+            await asyncio.Event().wait()
         if self.silent:
             self.silent -= 1
             yield _silence()
