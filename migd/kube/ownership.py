@@ -1,0 +1,101 @@
+"""What a field manager has applied to an object, as one digest: equal digests mean that an apply would change nothing.
+
+The API server keeps, for each manager, which fields it applied (`metadata.managedFields`). The digest is made of these
+fields and of their values now, so it tells a change of ours from a change by others and from a field that we left out,
+also after a restart, and takes 16 bytes where the object takes 16 KiB.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from migd.kube.errors import Json
+
+Digest = bytes
+Path = tuple[str, ...]
+ListMaps = Mapping[Path, tuple[str, ...]]
+"""Lists that are merged by key: path of field names -> the fields that make the key. All other lists are one value."""
+
+OWNERS: Final[ListMaps] = {("metadata", "ownerReferences"): ("uid",)}
+_UNOWNED: Final = frozenset(
+    {("apiVersion",), ("kind",), *(("metadata", name) for name in ("name", "namespace", "uid", "resourceVersion"))}
+)
+"""What names the object and is nobody's field. Source: apimachinery, managedfields' stripMeta."""
+_ATOMIC_ITEMS: Final = frozenset({("metadata", "ownerReferences")})
+"""List maps whose items are one value each. Source: apimachinery, OwnerReference has +structType=atomic."""
+
+
+def applied(document: Json, manager: str) -> dict[str, Digest]:
+    """What a manager applied, by subresource ("" for the object itself); absent where it applied nothing."""
+    entries = document["metadata"].get("managedFields") or ()
+    return {
+        entry.get("subresource", ""): digest(_owned(entry["fieldsV1"], document))
+        for entry in entries
+        if entry.get("manager") == manager and entry.get("operation") == "Apply"
+    }
+
+
+def wanted(body: Json, list_maps: ListMaps) -> Digest:
+    """What `applied` says of an object after this body was applied to it.
+
+    Defaults that the API server fills in inside a list of one value must be in the body, or the two never agree.
+    """
+    return digest(_leaves(body, {**list_maps, **OWNERS}, (), ""))
+
+
+def digest(leaves: Iterator[tuple[str, Any]]) -> Digest:
+    """A digest of paths with their values, in whatever order they come."""
+    text = json.dumps(sorted((path, json.dumps(value, sort_keys=True)) for path, value in leaves))
+    return hashlib.sha256(text.encode()).digest()[:16]
+
+
+def _leaves(value: Any, list_maps: ListMaps, path: Path, at: str) -> Iterator[tuple[str, Any]]:
+    if path in _UNOWNED:
+        return
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, list_maps, (*path, name), f"{at}/f:{name}")
+    elif isinstance(value, dict):
+        return  # says nothing, unlike a list that is empty
+    elif isinstance(value, list) and value and path in list_maps:
+        for item in value:
+            key = _key({name: item[name] for name in list_maps[path]})
+            inner_at = f"{at}/k:{key}"
+            if path in _ATOMIC_ITEMS:
+                yield inner_at, item
+            else:
+                yield from _leaves(item, list_maps, path, inner_at)
+    else:
+        yield at, value
+
+
+def _owned(fields: Json, value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a fieldsV1 with their values in the document; a field that is gone has the value None."""
+    inner = {name: found for name, found in fields.items() if name != "."}
+    if not inner and not (isinstance(value, dict) and "/k:" not in at.rpartition("/f:")[2]):
+        yield at, value
+    for name, found in inner.items():
+        kind, _, rest = name.partition(":")
+        if kind == "f":
+            yield from _owned(found, value.get(rest) if isinstance(value, dict) else None, f"{at}/{name}")
+        elif kind == "k":
+            key = json.loads(rest)
+            yield from _owned(found, _item(value, key), f"{at}/k:{_key(key)}")
+        else:  # an element of a set: its own value
+            yield f"{at}/{name}", rest
+
+
+def _item(value: Any, key: Json) -> Any:
+    items = value if isinstance(value, list) else ()
+    return next((item for item in items if all(item.get(name) == wanted for name, wanted in key.items())), None)
+
+
+def _key(key: Json) -> str:
+    return json.dumps(key, sort_keys=True, separators=(",", ":"))
+
+
+NOTHING_APPLIED: Final = digest(iter(()))
+"""What is wanted of a body without fields."""

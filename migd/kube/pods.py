@@ -1,0 +1,85 @@
+"""Pods: what we read of them. Nothing here writes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from migd.kube.errors import Json
+from migd.kube.stored import Interner, Kind, Where
+
+_GPU: Final = "nvidia.com/"
+_MIRROR: Final = "kubernetes.io/config.mirror"
+TERMINAL: Final = frozenset({"Succeeded", "Failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What we read of a pod.
+
+    node_name: "" while not bound. phase: as the kubelet tells. gpus: what it asks for under nvidia.com/, over all its
+    containers, as (resource, number) by name. claims: it asks for devices by resource claims.
+    owner: kind of its controller, "" for a pod nobody would make again. mirror: a static pod's shadow.
+    empty_dir: it has a volume that is lost with it. containers: their names, init containers left out.
+    """
+
+    node_name: str
+    phase: str
+    labels: Mapping[str, str]
+    gpus: tuple[tuple[str, int], ...]
+    claims: bool
+    owner: str
+    mirror: bool
+    empty_dir: bool
+    containers: tuple[str, ...]
+
+    @property
+    def terminal(self) -> bool:
+        """It has ended: the kubelet has its devices back."""
+        return self.phase in TERMINAL
+
+
+def on_node(name: str) -> Where:
+    """The pods bound to a node."""
+    return Where(fields=f"spec.nodeName={name}")
+
+
+def _pod(document: Json, same: Interner) -> Pod:
+    metadata, spec = document["metadata"], document["spec"]
+    running = spec.get("containers") or ()
+    return Pod(
+        node_name=same(spec.get("nodeName", "")),
+        phase=same((document.get("status") or {}).get("phase", "")),
+        labels=same.mapping(metadata.get("labels")),
+        gpus=same(_gpus(running, spec.get("initContainers") or ())),
+        claims=bool(spec.get("resourceClaims")),
+        owner=same(next((o["kind"] for o in metadata.get("ownerReferences") or () if o.get("controller")), "")),
+        mirror=_MIRROR in (metadata.get("annotations") or {}),
+        empty_dir=any("emptyDir" in volume for volume in spec.get("volumes") or ()),
+        containers=same(tuple(c["name"] for c in running)),
+    )
+
+
+def _gpus(running: object, initial: object) -> tuple[tuple[str, int], ...]:
+    """GPU resources over all containers, init containers at least as many as the greediest: any at all matters most."""
+    total: dict[str, int] = {}
+    for resource, number in _limits(running):
+        total[resource] = total.get(resource, 0) + number
+    for resource, number in _limits(initial):
+        total[resource] = max(total.get(resource, 0), number)
+    return tuple(sorted(total.items()))
+
+
+def _limits(containers: object) -> list[tuple[str, int]]:
+    """Limits, since for extended resources the API server holds requests equal to them."""
+    assert isinstance(containers, list | tuple)
+    return [
+        (resource, int(number))
+        for container in containers
+        for resource, number in ((container.get("resources") or {}).get("limits") or {}).items()
+        if resource.startswith(_GPU)
+    ]
+
+
+PODS: Final = Kind("v1", "Pod", "pods", _pod, namespaced=True)

@@ -1,0 +1,224 @@
+"""A simulated API server: the transport face on the store, with watches, faults by seed, and time by the running loop.
+
+It takes and gives what HTTP would: plain requests and documents. So `migd.kube` runs on it unchanged, and it imports
+nothing of ours but its own parts. Not simulated: rights and policies but by `policy`, most validation, quota.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from migd.sim.cluster_faults import Faults, Trouble, WatchTrouble
+from migd.sim.cluster_fields import Json
+from migd.sim.cluster_store import Answer, Entry, Happened, Refusal, Store, Target, matcher, status
+
+BOOKMARK_S: Final = 60.0
+_START: Final = datetime(2026, 1, 1, tzinfo=UTC)
+_LATE_MAX_S: Final = 5.0
+_SLOW_MAX_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimRequest:
+    """One request that was carried out or refused, as an audit log has it. verb: get, list, create, update, patch, …"""
+
+    user: str
+    verb: str
+    resource: str
+    name: str
+    code: int
+    body: Any
+
+    @property
+    def writes(self) -> bool:
+        """Whether it asked for a change."""
+        return self.verb in {"create", "update", "patch", "delete"}
+
+
+Policy = Callable[[SimRequest], str]
+"""Why a request is denied; "" where it is not."""
+
+
+class SimCluster:
+    """The simulated API server. `transport(user)` is somebody's connection to it.
+
+    requests: all that were carried out or refused by it, in order; watches are not among them.
+    """
+
+    def __init__(self, seed: int = 0, faults: Faults | None = None, policy: Policy = lambda _request: "") -> None:
+        self.faults = faults or Faults()
+        self.policy = policy
+        self.requests: list[SimRequest] = []
+        self.store = Store(seed, lambda: self.now().strftime("%Y-%m-%dT%H:%M:%SZ"), self._wake)
+        self._waiting: set[asyncio.Event] = set()
+
+    def now(self) -> datetime:
+        """The wall clock; it starts on 2026-01-01 and goes as the running loop's does."""
+        return _START + timedelta(seconds=asyncio.get_running_loop().time())
+
+    def transport(self, user: str) -> SimTransport:
+        """A connection for a user."""
+        return SimTransport(self, user)
+
+    def answer(
+        self, user: str, method: str, path: str, query: Mapping[str, str], body: Any, content_type: str
+    ) -> Answer:
+        """Carry out one request at once, with no trouble."""
+        try:
+            target = self.store.target(path)
+            verb = _VERBS[method] if target.name or method != "GET" else "list"
+            resource = "/".join(part for part in (target.kind.plural, target.subresource) if part)
+            why = self.policy(SimRequest(user, verb, resource, target.name, 0, body))
+            code, found = (403, status(403, why)) if why else self._done(target, verb, query, body, content_type)
+        except Refusal as refusal:
+            code, found = refusal.code, refusal.body
+            if refusal.code == 404 and "resource" in str(refusal):
+                return code, {}, found
+        name = target.name or str(((body or {}) if isinstance(body, dict) else {}).get("metadata", {}).get("name", ""))
+        self.requests.append(SimRequest(user, verb, resource, name, code, copy.deepcopy(body)))
+        return code, {}, found
+
+    def _done(
+        self, target: Target, verb: str, query: Mapping[str, str], body: Any, content_type: str
+    ) -> tuple[int, Json]:
+        manager = query.get("fieldManager", "unknown")
+        match verb:
+            case "get":
+                return 200, self.store.get(target)
+            case "list":
+                return 200, self.store.page(target, query)
+            case "create":
+                return 201, self.store.create(target, body, manager)
+            case "update":
+                return 200, self.store.replace(target, body, manager)
+            case "patch":
+                return 200, self.store.patch(target, body, content_type, query)
+            case _:
+                return 200, self.store.delete(target, body)
+
+    @asynccontextmanager
+    async def news(self) -> AsyncIterator[asyncio.Event]:
+        """An event that is set at every change."""
+        event = asyncio.Event()
+        self._waiting.add(event)
+        try:
+            yield event
+        finally:
+            self._waiting.discard(event)
+
+    def _wake(self) -> None:
+        for event in self._waiting:
+            event.set()
+
+
+_VERBS: Final = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+class SimTransport:
+    """One user's connection to the simulated API server, with its faults."""
+
+    def __init__(self, cluster: SimCluster, user: str) -> None:
+        self._cluster = cluster
+        self._user = user
+
+    async def request(self, method: str, path: str, query: Mapping[str, str], body: Any, content_type: str) -> Answer:
+        """One request; ConnectionError where the trouble is that nobody answers."""
+        await asyncio.sleep(0)
+        trouble = self._cluster.faults.of_request()
+        if trouble is Trouble.TOO_MANY:
+            return 429, {"Retry-After": "1"}, status(429, "too many requests, please try again later")
+        if trouble is Trouble.UNWELL:
+            return 500, {}, status(500, "etcdserver: leader changed")
+        if trouble is Trouble.REFUSED:
+            raise ConnectionRefusedError("connection refused")
+        if trouble is Trouble.HANGS:
+            await asyncio.Event().wait()
+        if trouble is Trouble.SLOW:
+            await asyncio.sleep(self._cluster.faults.delay_s(_SLOW_MAX_S))
+        found = self._cluster.answer(self._user, method, path, query, body, content_type)
+        if trouble is Trouble.LOST_ANSWER:
+            raise ConnectionResetError("connection reset by peer")
+        return found
+
+    @asynccontextmanager
+    async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Json]]:
+        """A watch, from the resource version in the query."""
+        await asyncio.sleep(0)
+        if self._cluster.faults.of_request() is Trouble.REFUSED:
+            raise ConnectionRefusedError("connection refused")
+        yield self._events(path, query)
+
+    async def _events(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Json]:
+        loop = asyncio.get_running_loop()
+        store, faults = self._cluster.store, self._cluster.faults
+        ends_s = loop.time() + float(query.get("timeoutSeconds", "1800"))
+        bookmark_s = loop.time() + BOOKMARK_S
+        at = int(query["resourceVersion"])
+        async with self._cluster.news() as news:
+            while True:
+                news.clear()
+                try:
+                    target = store.target(path)
+                    due = list(store.history(target.kind, at))
+                except Refusal as refusal:
+                    yield {"type": "ERROR", "object": refusal.body}
+                    return
+                for happened in due:
+                    match faults.of_watch():
+                        case WatchTrouble.GONE:
+                            yield {"type": "ERROR", "object": status(410, f"too old resource version: {at}")}
+                            return
+                        case WatchTrouble.CUT:
+                            raise ConnectionResetError("connection reset by peer")
+                        case WatchTrouble.SILENT:
+                            await asyncio.Event().wait()
+                        case WatchTrouble.LATE:
+                            await asyncio.sleep(faults.delay_s(_LATE_MAX_S))
+                    at = happened.version
+                    for event in _seen(target, query, happened):
+                        yield event
+                if due:
+                    continue  # what came meanwhile
+                at = max(at, store.version)
+                try:
+                    async with asyncio.timeout_at(min(ends_s, bookmark_s)):
+                        await news.wait()
+                except TimeoutError:
+                    if loop.time() >= ends_s:
+                        return
+                    bookmark_s = loop.time() + BOOKMARK_S
+                    if query.get("allowWatchBookmarks") == "true":
+                        yield _bookmark(target, at)
+
+
+def _seen(target: Target, query: Mapping[str, str], happened: Happened) -> list[Json]:
+    """What a watch with these selectors sees of a change; an object that leaves the selection is deleted for it."""
+    matches = matcher(target, query)
+    was = happened.before is not None and matches(happened.before.document)
+    now = not happened.deleted and matches(happened.after.document)
+    if not was and not now:
+        return []
+    kind = "DELETED" if not now else ("MODIFIED" if was else "ADDED")
+    shown = happened.after
+    if kind == "DELETED" and not happened.deleted:
+        assert happened.before is not None
+        shown = _at(happened.before, happened.after.document["metadata"]["resourceVersion"])
+    return [{"type": kind, "object": shown.shown(target.kind)}]
+
+
+def _at(entry: Entry, version: str) -> Entry:
+    document = copy.deepcopy(entry.document)
+    document["metadata"]["resourceVersion"] = version
+    return Entry(document, entry.owners)
+
+
+def _bookmark(target: Target, version: int) -> Json:
+    kind = target.kind
+    metadata: Json = {"resourceVersion": str(version), "creationTimestamp": None}
+    return {"type": "BOOKMARK", "object": {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": metadata}}

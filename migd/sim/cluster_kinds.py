@@ -1,0 +1,128 @@
+"""The kinds that the simulated API server serves, with what it fills in and refuses in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from migd.sim.cluster_fields import ListMaps
+
+Json = dict[str, Any]
+Check = Callable[[Json, Json | None], tuple[str, ...]]
+"""What is wrong with a document, given the one before it (None when it is made); empty when nothing is."""
+
+
+def _fine(_new: Json, _old: Json | None) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class SimKind:
+    """One kind. status: it has a status subresource. generation: its spec's generations are counted.
+
+    defaults: path, with "[]" for each item of a list -> what is filled in there where it is missing.
+    """
+
+    api_version: str
+    kind: str
+    plural: str
+    namespaced: bool = False
+    status: bool = False
+    generation: bool = False
+    list_maps: ListMaps = field(default_factory=dict)
+    defaults: Mapping[tuple[str, ...], Json] = field(default_factory=dict)
+    check: Check = _fine
+
+    @property
+    def root(self) -> str:
+        """The URL path of its group and version."""
+        return f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
+
+
+def _partition(new: Json, old: Json | None) -> tuple[str, ...]:
+    spec, before = new.get("spec") or {}, (old or {}).get("spec") or {}
+    wrong = [f"spec.{name}: Required value" for name in ("nodeName", "nodeUID") if name not in spec]
+    wrong += [
+        f"spec.{n}: {n} cannot change" for n in ("nodeName", "nodeUID") if n in before and before[n] != spec.get(n)
+    ]
+    if "desired" in spec:
+        needed = ("mig", "plan", "disruption", "summary")
+        wrong += [f"spec.desired.{name}: Required value" for name in needed if name not in spec["desired"]]
+    if "assignment" in spec and "desired" not in spec:
+        wrong.append("spec: assignment goes with desired only")
+    return tuple(wrong)
+
+
+def _plan(new: Json, _old: Json | None) -> tuple[str, ...]:
+    spec = new.get("spec") or {}
+    return tuple(f"spec.{name}: Required value" for name in ("nodeSelector", "rules") if name not in spec)
+
+
+def _event(new: Json, _old: Json | None) -> tuple[str, ...]:
+    needed = ("eventTime", "reportingController", "reportingInstance", "action", "reason", "type")
+    wrong = [f"{name}: Required value" for name in needed if not new.get(name)]
+    if len(new.get("note", "").encode()) > 1024:
+        wrong.append("note: can have at most 1024 bytes")
+    return tuple(wrong)
+
+
+_ENGINES: Final = {"copy": 0, "decoder": 0, "encoder": 0, "jpeg": 0, "ofa": 0}
+KINDS: Final = (
+    SimKind(
+        "migd.dev/v1alpha1",
+        "GPUPartition",
+        "gpupartitions",
+        status=True,
+        generation=True,
+        list_maps={
+            ("status", "conditions"): ("type",),
+            ("status", "victims"): ("uid",),
+            ("status", "evictions"): ("podUID", "transaction"),
+            ("status", "board", "profiles"): ("name",),
+        },
+        defaults={
+            ("spec", "desired"): {
+                "allowEmpty": False,
+                "onFailure": "Rollback",
+                "drift": "Correct",
+                "foreignInstances": "Refuse",
+            },
+            ("spec", "desired", "instances", "[]"): {"count": 1},
+            ("status", "board", "profiles", "[]", "engines"): _ENGINES,
+        },
+        check=_partition,
+    ),
+    SimKind(
+        "migd.dev/v1alpha1",
+        "GPUPartitionPlan",
+        "gpupartitionplans",
+        status=True,
+        generation=True,
+        list_maps={("status", "conditions"): ("type",)},
+        check=_plan,
+    ),
+    SimKind("v1", "Node", "nodes", status=True, list_maps={("status", "conditions"): ("type",)}),
+    SimKind("v1", "Pod", "pods", namespaced=True, status=True, list_maps={("status", "conditions"): ("type",)}),
+    SimKind("coordination.k8s.io/v1", "Lease", "leases", namespaced=True),
+    SimKind("events.k8s.io/v1", "Event", "events", namespaced=True, check=_event),
+)
+
+
+def filled_in(kind: SimKind, document: Json) -> Json:
+    """A document with what is missing filled in."""
+    for path, values in kind.defaults.items():
+        _fill(document, path, values)
+    return document
+
+
+def _fill(inside: Any, path: tuple[str, ...], values: Json) -> None:
+    if not path:
+        if isinstance(inside, dict):
+            for name, value in values.items():
+                inside.setdefault(name, value)
+    elif path[0] == "[]":
+        for item in inside if isinstance(inside, list) else ():
+            _fill(item, path[1:], values)
+    elif isinstance(inside, dict) and path[0] in inside:
+        _fill(inside[path[0]], path[1:], values)

@@ -1,0 +1,273 @@
+"""Writing: what differs and nothing else, what is ours and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kube_contract.objects import API, BOARD, OBSERVED, condition, desired, partition
+from kube_contract.reading import AT, nowhere
+from kube_contract.worlds import Side, World
+from migd.kube.errors import ConflictError, DeniedError, MissingError, RefusedError, UnavailableError
+from migd.kube.partitions import PARTITIONS, PLANS
+
+ME, OTHER = "migd-operator", "migd-agent"
+WISH = {"spec": {"desired": desired(), "assignment": {"id": "0123456789abcdef", "gpus": 2}}}
+NO_WISH = {"spec": {}}
+
+
+async def made(world: World) -> str:
+    name = world.gpu()
+    await world.admin.apply(f"{AT}/{name}", partition(name), OTHER, True)
+    return name
+
+
+def test_an_apply_makes_an_object_and_an_equal_one_writes_nothing_even_after_a_restart(side: Side):
+    async def test(world: World) -> None:
+        name = world.gpu()
+        body = {"spec": partition(name)["spec"], "metadata": {"labels": {"migd.dev/node": "node-a"}}}
+        async with world.cluster(OTHER) as cluster:
+            stored = await cluster.apply(PARTITIONS, name, body, None)
+            again = await cluster.apply(PARTITIONS, name, body, stored)
+        assert again is stored
+        assert len(world.writes(OTHER, name)) == 1
+        async with world.cluster(OTHER) as restarted:
+            seen = await restarted.get(PARTITIONS, name)
+            await restarted.apply(PARTITIONS, name, body, seen)
+            following = restarted.follow(PARTITIONS, nowhere)
+            await following.wait_synced()
+            await restarted.apply(PARTITIONS, name, body, following.cache.get(name))
+        assert len(world.writes(OTHER, name)) == 1
+
+    side.run(test)
+
+
+def test_a_whole_wish_and_a_whole_status_are_known_again_after_a_restart(side: Side):
+    async def test(world: World) -> None:
+        name = await made(world)
+        status = {
+            "status": {
+                "phase": "Ready",
+                "board": BOARD,
+                "observed": OBSERVED,
+                "conditions": [condition("Ready"), condition("Drained", reason="NotNeeded")],
+                "victims": [{"namespace": "default", "name": "p", "uid": "u"}],
+            }
+        }
+        for manager, body, subresource in ((ME, WISH, ""), (OTHER, status, "status")):
+            for writes in (1, 1):
+                async with world.cluster(manager) as cluster:
+                    seen = await cluster.get(PARTITIONS, name)
+                    await cluster.apply(PARTITIONS, name, body, seen, subresource)
+                assert len(world.writes(manager, name)) == writes
+
+    side.run(test)
+
+
+def test_what_is_left_out_goes_and_what_others_own_stays(side: Side):
+    async def test(world: World) -> None:
+        name = await made(world)
+        async with world.cluster(ME) as cluster:
+            seen = await cluster.apply(PARTITIONS, name, WISH, await cluster.get(PARTITIONS, name))
+            assert seen.value.assignment is not None
+            assert seen.generation == 2
+            without_turn = {"spec": {"desired": desired()}}
+            seen = await cluster.apply(PARTITIONS, name, without_turn, seen)
+            assert (seen.value.assignment, seen.value.desired.summary) == (None, "3g.40gb 2×1g.10gb")
+            seen = await cluster.apply(PARTITIONS, name, NO_WISH, seen)
+            assert (seen.value.desired, seen.value.node_name, seen.generation) == (None, "node-a", 4)
+            writes = len(world.writes(ME, name))
+            await cluster.apply(PARTITIONS, name, NO_WISH, seen)
+            assert len(world.writes(ME, name)) == writes
+
+    side.run(test)
+
+
+def test_what_somebody_else_wrote_over_ours_is_seen_and_taken_back(side: Side):
+    async def test(world: World) -> None:
+        name = await made(world)
+        async with world.cluster(ME) as cluster:
+            await cluster.apply(PARTITIONS, name, WISH, await cluster.get(PARTITIONS, name))
+            patch = [{"op": "replace", "path": "/spec/assignment/gpus", "value": 7}]
+            await world.admin.patch(f"{AT}/{name}", patch)
+            seen = await cluster.get(PARTITIONS, name)
+            assert seen.value.assignment.gpus == 7
+            seen = await cluster.apply(PARTITIONS, name, WISH, seen)
+            assert seen.value.assignment.gpus == 2
+
+    side.run(test)
+
+
+def test_two_managers_share_one_status_without_force(side: Side):
+    async def test(world: World) -> None:
+        name = await made(world)
+        agents = {"status": {"phase": "Ready", "conditions": [condition("Ready"), condition("Applied")]}}
+        operators = {"status": {"conditions": [condition("Assigned", reason="Valid"), condition("AgentAlive")]}}
+        async with world.cluster(OTHER) as agent, world.cluster(ME) as operator:
+            seen = await agent.get(PARTITIONS, name)
+            await agent.apply(PARTITIONS, name, agents, seen, "status", force=False)
+            seen = await operator.get(PARTITIONS, name)
+            seen = await operator.apply(PARTITIONS, name, operators, seen, "status", force=False)
+            assert {c.type for c in seen.value.conditions} == {"Ready", "Applied", "Assigned", "AgentAlive"}
+            fewer = {"status": {"conditions": [condition("Assigned", reason="Valid")]}}
+            seen = await operator.apply(PARTITIONS, name, fewer, seen, "status", force=False)
+            assert {c.type for c in seen.value.conditions} == {"Ready", "Applied", "Assigned"}
+            assert (seen.value.phase, seen.generation) == ("Ready", 1)
+            theirs = {"status": {"conditions": [condition("Ready", "False", "InUse")]}}
+            with pytest.raises(ConflictError, match="conflict"):
+                await operator.apply(PARTITIONS, name, theirs, seen, "status", force=False)
+            seen = await agent.get(PARTITIONS, name)
+            writes = len(world.writes(OTHER, name))
+            await agent.apply(PARTITIONS, name, agents, seen, "status", force=False)
+            assert len(world.writes(OTHER, name)) == writes, "the operator's entries are no difference for the agent"
+
+    side.run(test)
+
+
+def test_a_status_does_not_touch_the_spec_nor_a_spec_the_status(side: Side):
+    async def test(world: World) -> None:
+        name = await made(world)
+        async with world.cluster(OTHER) as cluster:
+            seen = await cluster.get(PARTITIONS, name)
+            both = {"spec": {"nodeName": "elsewhere"}, "status": {"phase": "Idle"}}
+            await world.admin.apply(
+                f"{AT}/{name}/status",
+                {"apiVersion": API, "kind": "GPUPartition", "metadata": {"name": name}, **both},
+                "x",
+                True,
+            )
+            seen = await cluster.get(PARTITIONS, name)
+            assert (seen.value.node_name, seen.value.phase, seen.generation) == ("node-a", "Idle", 1)
+            await world.admin.merge(f"{AT}/{name}", {"status": {"phase": "Lost"}})
+            assert (await cluster.get(PARTITIONS, name)).value.phase == "Idle"
+
+    side.run(test)
+
+
+def test_an_object_that_went_or_is_another_is_not_made_again(side: Side):
+    async def test(world: World) -> None:
+        name = await made(world)
+        async with world.cluster(ME) as cluster:
+            seen = await cluster.get(PARTITIONS, name)
+            await world.admin.delete(f"{AT}/{name}", seen.uid)
+            for subresource, body in (("", WISH), ("status", {"status": {"phase": "Idle"}})):
+                with pytest.raises((ConflictError, MissingError)):
+                    await cluster.apply(PARTITIONS, name, body, seen, subresource)
+            assert await cluster.get(PARTITIONS, name) is None
+            await world.admin.create(AT, partition(name))
+            for subresource, body in (("", WISH), ("status", {"status": {"phase": "Idle"}})):
+                with pytest.raises(ConflictError):
+                    await cluster.apply(PARTITIONS, name, body, seen, subresource)
+            await cluster.delete(PARTITIONS, seen)
+            found = await cluster.get(PARTITIONS, name)
+            assert (found.value.desired, found.value.phase) == (None, "Idle"), "a status's uid is not looked at"
+            await cluster.delete(PARTITIONS, found)
+            assert await cluster.get(PARTITIONS, name) is None
+            await cluster.delete(PARTITIONS, found)  # gone is well
+
+    side.run(test)
+
+
+def test_our_own_write_is_in_the_cache_before_the_watch_tells_of_it(side: Side):
+    async def test(world: World) -> None:
+        name = await made(world)
+        meddling = await world.meddling(ME)
+        meddling.gate.clear()
+        async with world.cluster(ME, transport=meddling) as cluster:
+            told: list[str] = []
+            following = cluster.follow(PARTITIONS, lambda change: told.append(change.key))
+            await following.wait_synced()
+            told.clear()
+            await cluster.apply(PARTITIONS, name, WISH, following.cache.get(name))
+            assert following.cache.get(name).value.desired.plan_name == "inference"
+            assert told == [name]
+            meddling.gate.set()
+            await world.admin.merge(f"{AT}/{name}", {"metadata": {"labels": {"x": "y"}}})
+            await world.until(lambda: len(told) >= 2)
+            assert told == [name, name], "the watch tells of our write again, and that is no change"
+
+    side.run(test)
+
+
+def test_what_the_api_server_will_never_take_says_so(side: Side):
+    async def test(world: World) -> None:
+        name = await made(world)
+        async with world.cluster(ME) as cluster:
+            seen = await cluster.get(PARTITIONS, name)
+            with pytest.raises(RefusedError, match="assignment goes with desired"):
+                await cluster.apply(
+                    PARTITIONS, name, {"spec": {"assignment": {"id": "0123456789abcdef", "gpus": 1}}}, seen
+                )
+            with pytest.raises(RefusedError, match="nodeName"):
+                await cluster.apply(PARTITIONS, world.gpu(), {"spec": {"nodeUID": "u"}}, None)
+        async with world.cluster("nobody", transport=await side.powerless()) as cluster:
+            with pytest.raises(DeniedError):
+                await cluster.apply(PARTITIONS, name, WISH, seen)
+
+    side.run(test)
+
+
+def test_a_write_whose_answer_was_lost_is_found_done_and_not_written_again(side: Side):
+    async def test(world: World) -> None:
+        name = await made(world)
+        meddling = await world.meddling(ME)
+        async with world.cluster(ME, transport=Deaf(meddling)) as cluster:
+            seen = await cluster.get(PARTITIONS, name)
+            with pytest.raises(UnavailableError):
+                await cluster.apply(PARTITIONS, name, WISH, seen)
+            seen = await cluster.get(PARTITIONS, name)
+            await cluster.apply(PARTITIONS, name, WISH, seen)
+        assert len(world.writes(ME, name)) == 1
+
+    side.run(test)
+
+
+class Deaf:
+    """A transport that loses the answers to writes."""
+
+    def __init__(self, inner) -> None:
+        self._inner = inner
+        self.watch = inner.watch
+
+    async def request(self, method, path, query, body, content_type):
+        answer = await self._inner.request(method, path, query, body, content_type)
+        if method != "GET":
+            raise ConnectionResetError("connection reset by peer")
+        return answer
+
+
+def test_a_plan_status_is_written_once(side: Side):
+    async def test(world: World) -> None:
+        name = world.name("plan")
+        rules = [{"gpus": {"all": True}, "mig": "Disabled"}]
+        document = {
+            "apiVersion": API,
+            "kind": "GPUPartitionPlan",
+            "metadata": {"name": name},
+            "spec": {"nodeSelector": {}, "rules": rules},
+        }
+        await world.admin.create("/apis/migd.dev/v1alpha1/gpupartitionplans", document)
+        ready = {**condition("Ready"), "observedGeneration": 1}
+        body = {"status": {"observedGeneration": 1, "conditions": [ready]}}
+        for _ in range(2):
+            async with world.cluster(ME) as cluster:
+                seen = await cluster.get(PLANS, name)
+                seen = await cluster.apply(PLANS, name, body, seen, "status")
+                assert seen.value.status["observedGeneration"] == 1
+        assert len(world.writes(ME, name)) == 1
+
+    side.run(test)
+
+
+def test_writes_at_once_all_arrive(side: Side):
+    async def test(world: World) -> None:
+        names = [await made(world) for _ in range(5)]
+        async with world.cluster(ME) as cluster:
+            seen = [await cluster.get(PARTITIONS, name) for name in names]
+            done = await asyncio.gather(
+                *(cluster.apply(PARTITIONS, n, WISH, s) for n, s in zip(names, seen, strict=True))
+            )
+            assert all(stored.value.assignment.gpus == 2 for stored in done)
+
+    side.run(test)
