@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import footprint, planning, quality, report, saving, transactions
+from benchmarks import fleet, footprint, planning, quality, report, saving, transactions
 
-PARTS = ("planning", "quality", "footprint", "transactions")
+PARTS = ("planning", "quality", "footprint", "transactions", "fleet")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -69,7 +69,18 @@ def _transactions(small: bool) -> Iterable[tuple[str, list[Any], list[tuple[str,
     yield "transactions", results, report.transaction_rows(results)
 
 
-_PARTS = {"planning": _planning, "quality": _quality, "footprint": _footprint, "transactions": _transactions}
+def _fleet(small: bool) -> Iterable[tuple[str, list[Any], list[tuple[str, ...]]]]:
+    results = list(fleet.fleets(5, 1) if small else fleet.fleets(1000, 5))
+    yield "fleet", results, report.fleet_rows(results)
+
+
+_PARTS = {
+    "planning": _planning,
+    "quality": _quality,
+    "footprint": _footprint,
+    "transactions": _transactions,
+    "fleet": _fleet,
+}
 
 if __name__ == "__main__":
     main()

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from benchmarks.fleet import Fleets
 from benchmarks.footprint import Memory, Start
 from benchmarks.measuring import Times
 from benchmarks.planning import Planning
 from benchmarks.quality import Orders, Recuts
 from benchmarks.saving import Saving
 from benchmarks.transactions import Transactions
+
+
+def fleet_rows(results: Iterable[Fleets]) -> list[tuple[str, ...]]:
+    """Deciding for a fleet."""
+    head = ("DECIDING", "NODES", "GPUS", "WRITES", "N", "P50", "P99", "MAX")
+    return [head, *((r.what, str(r.nodes), str(r.gpus), str(r.writes), *_spread(r.took)) for r in results)]
 
 
 def planning_rows(results: Iterable[Planning]) -> list[tuple[str, ...]]:

@@ -1,6 +1,6 @@
-"""The fleet operator: will watch GPUPartitionPlans and give each node its turn.
+"""The fleet operator: decides for GPUPartitionPlans which node gets which wish, and when.
 
-What will live here: the kopf shell, the fleet reconcile (plans, partitions, nodes to assignments, previews and
-conditions), evictions, rollout, conflicts between plans. It has no host access and imports no agent; it uses
-`migd.mig` and `migd.plans` only. Nothing of it is built yet.
+Here so far is its pure core: `decide` in `deciding` takes plans, partitions, nodes and the time as values and gives
+what is to be written. docs/rollout.md says what it decides. What will live here beside it: the kopf shell, caches,
+writes, evictions. It has no host access and imports no agent; it uses `migd.mig` and `migd.plans` only.
 """

@@ -9,7 +9,7 @@ import pytest
 from boards import VARIANTS, board_of, rows
 
 from benchmarks import __main__ as command
-from benchmarks import footprint, planning, quality, report, saving
+from benchmarks import fleet, footprint, planning, quality, report, saving
 from benchmarks.brute import Brute
 from benchmarks.measuring import Times, percentile
 from benchmarks.transactions import STORIES, Story, nominal, transactions
@@ -135,3 +135,14 @@ def test_every_row_of_a_table_has_a_cell_for_each_head() -> None:
     lines = report.text(table).splitlines()
     assert len(lines) == len(results) + 1
     assert all(line.index(row[1]) == lines[0].index("BOARD") for line, row in zip(lines[1:], table[1:], strict=True))
+
+
+def test_deciding_for_a_fleet_is_timed_and_a_fleet_at_rest_has_nothing_written() -> None:
+    results = list(fleet.fleets(3, 2))
+    assert [(r.what, r.nodes, r.gpus) for r in results] == [
+        ("first decision", 3, 24),
+        ("in a rollout", 3, 24),
+        ("at rest", 3, 24),
+    ]
+    assert results[0].writes > 24
+    assert results[2].writes == 0

@@ -1,0 +1,152 @@
+"""The fleet's decision: from plans, partitions and nodes to what is to be written, and nothing else. Pure and total."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from migd.plans.conditions import Condition
+from migd.plans.partitions import Assignment, Desired, Partition
+from migd.plans.statuses import PlanStatus
+from migd_operator.claims import Claim, Left, node_wish
+from migd_operator.facts import AGENT_EXPIRES, Fleet, PlanFacts
+from migd_operator.judging import Judge
+from migd_operator.previewing import approved, preview_of
+from migd_operator.telling import Share, partition_conditions, plan_status
+from migd_operator.turns import Turn, give_turns, progress_of
+
+
+@dataclass(frozen=True, slots=True)
+class SpecWrite:
+    """The operator's part of a partition's spec as it shall be; None where the field shall not be there."""
+
+    partition: str
+    desired: Desired | None
+    assignment: Assignment | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionsWrite:
+    """The operator's two conditions of a partition as they shall be."""
+
+    partition: str
+    conditions: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What differs from how it should be, in order of name; empty at rest.
+
+    deletions: partitions whose node is gone, or that moved to another node. statuses: by plan, whole.
+    silent: nodes with partitions whose agent's lease has expired. look_again: when a lease that is good now expires.
+    """
+
+    specs: tuple[SpecWrite, ...] = ()
+    conditions: tuple[ConditionsWrite, ...] = ()
+    statuses: tuple[tuple[str, PlanStatus], ...] = ()
+    deletions: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    look_again: datetime | None = None
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (self.specs or self.conditions or self.statuses or self.deletions)
+
+
+def decide(fleet: Fleet) -> Decision:
+    """What to write. Equal fleets give equal decisions, in whatever order their parts come."""
+    now = fleet.now
+    plans = sorted(fleet.plans, key=lambda p: (p.name, p.uid))
+    nodes = sorted(fleet.nodes, key=lambda n: (n.name, n.uid))
+    of_node: dict[str, list[Partition]] = {node.uid: [] for node in nodes}
+    deletions = []
+    duplicates = {name: node.name for node in nodes for name in sorted(node.duplicates)}
+    for partition in sorted(fleet.partitions, key=lambda p: p.name):
+        moved = partition.name in duplicates and partition.status.phase == "Lost"
+        if moved or partition.spec.node_uid not in of_node:
+            deletions.append(partition.name)
+        else:
+            of_node[partition.spec.node_uid].append(partition)
+    judge = Judge()
+    wishes = [node_wish(n, plans, of_node[n.uid], judge, duplicates) for n in nodes if of_node[n.uid]]
+    decided: dict[str, list[tuple[str, Claim]]] = {plan.uid: [] for plan in plans}
+    for wish in wishes:
+        for claim in wish.claims:
+            for plan in claim.plans:
+                decided[plan.uid].append((wish.node.name, claim))
+    previews = {plan.uid: preview_of(plan, decided[plan.uid]) for plan in plans}
+    stops = {p.name: stop for p in plans if (stop := _stop(p, approved(p, previews[p.uid])))}
+    turns = give_turns([progress_of(wish, now) for wish in wishes], stops, now)
+    uids = frozenset(plan.uid for plan in plans)
+    specs: list[SpecWrite] = []
+    conditions: list[ConditionsWrite] = []
+    shares: dict[str, list[Share]] = {plan.uid: [] for plan in plans}
+    for wish in wishes:
+        turn = turns[wish.node.name]
+        for claim in wish.claims:
+            specs += _spec(claim, turn, uids)
+            conditions += _conditions(claim, turn, now)
+        by_plan: dict[str, list[Claim]] = {}
+        for claim in wish.claims:
+            for plan in claim.plans:
+                by_plan.setdefault(plan.uid, []).append(claim)
+        for uid, claims in by_plan.items():
+            shares[uid].append(Share(turn, tuple(claims)))
+    told = [(p.name, plan_status(p, shares[p.uid], previews[p.uid], stops.get(p.name), now), p) for p in plans]
+    expiries = [n.agent_renewed + AGENT_EXPIRES for n in nodes if n.agent_renewed is not None and not n.silent(now)]
+    return Decision(
+        specs=tuple(sorted(specs, key=lambda s: s.partition)),
+        conditions=tuple(sorted(conditions, key=lambda c: c.partition)),
+        statuses=tuple((name, status) for name, status, plan in told if status != plan.status),
+        deletions=tuple(deletions),
+        silent=tuple(wish.node.name for wish in wishes if wish.node.silent(now)),
+        look_again=min(expiries, default=None),
+    )
+
+
+def _stop(plan: PlanFacts, is_approved: bool) -> Left | None:
+    """Why a plan starts nothing that disturbs; None where it may."""
+    if plan.plan.spec.paused:
+        return Left("Paused", f"plan {plan.name} is paused")
+    if not is_approved:
+        message = f"plan {plan.name} waits for the annotation migd.dev/approved with the digest of its preview"
+        return Left("AwaitingApproval", message)
+    return None
+
+
+def _spec(claim: Claim, turn: Turn, uids: frozenset[str]) -> tuple[SpecWrite, ...]:
+    partition = claim.partition
+    before = SpecWrite(partition.name, partition.spec.desired, partition.spec.assignment)
+    after = _wanted(claim, turn, before, uids)
+    return () if after == before else (after,)
+
+
+def _wanted(claim: Claim, turn: Turn, before: SpecWrite, uids: frozenset[str]) -> SpecWrite:
+    """What a partition's spec shall be: a wish comes with its turn, and stays until the next one's."""
+    wish = turn.progress.wish
+    if turn.act == "Leave" or claim.partition.gpu is None:
+        return before
+    if turn.act in ("Give", "Keep") and claim.desired is not None:
+        return SpecWrite(before.partition, claim.desired, wish.turn)
+    gone = before.desired is not None and before.desired.plan.uid not in uids
+    if not claim.plans or gone:
+        return SpecWrite(before.partition, None, None)
+    if turn.act == "Take" and wish.turn is not None and not turn.progress.given and _settled(turn):
+        return before  # what it carries is done; it stays in force until the node's next turn
+    return SpecWrite(before.partition, before.desired, None)
+
+
+def _settled(turn: Turn) -> bool:
+    """Whether every GPU of the node that has a turn is done with it."""
+    carrying = [c.partition for c in turn.progress.wish.claims if c.partition.spec.assignment is not None]
+    return all(p.status.phase == "Ready" and p.status.observed_generation == p.generation for p in carrying)
+
+
+def _conditions(claim: Claim, turn: Turn, now: datetime) -> tuple[ConditionsWrite, ...]:
+    said = partition_conditions(claim, turn, now)
+    there: Mapping[str, Condition] = {c.type: c for c in claim.partition.status.conditions}
+    if all(there.get(c.type) == c for c in said):
+        return ()
+    return (ConditionsWrite(claim.partition.name, said),)

@@ -1,0 +1,170 @@
+"""The rollout: never more nodes than each plan allows, and never stuck behind a node that is not to be had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from unit.migd_operator.fleets import (
+    HALVES,
+    NOW,
+    agents,
+    assigned,
+    fleet,
+    gpu,
+    node,
+    plan,
+    said,
+    settled,
+    started,
+    turn,
+)
+
+from migd_operator.facts import Fleet
+from migd_operator.turns import limit_of
+
+NODES = [f"n{k}" for k in range(10)]
+
+
+def ten(**rollout: Any) -> Fleet:
+    return fleet([plan(rollout=rollout)], [node(n) for n in NODES], [gpu(n, layout="7g.80gb") for n in NODES])
+
+
+@pytest.mark.parametrize(
+    ("most", "nodes", "limit"), [(1, 10, 1), ("25%", 10, 2), ("5%", 10, 1), (0, 10, 0), ("0%", 10, 0), ("100%", 3, 3)]
+)
+def test_a_percentage_is_one_node_at_least_unless_it_is_none(most: int | str, nodes: int, limit: int):
+    assert limit_of(most, nodes) == limit
+
+
+@pytest.mark.parametrize(("most", "limit"), [(1, 1), ("25%", 2), ("5%", 1), (0, 0), (3, 3)])
+def test_never_more_nodes_than_allowed_are_at_it_and_all_are_done_in_the_end(most: int | str, limit: int):
+    found = ten(maxUnavailable=most)
+    for _ in range(30):
+        found = turn(found)
+        ready = {p.spec.node_name for p in found.partitions if p.status.phase == "Ready"}
+        assert len(started(found) - ready) <= limit
+        found = agents(found)
+    assert said(turn(found), "Ready")[0] == ("True" if limit else "False")
+
+
+def test_nodes_with_nothing_to_do_need_no_room():
+    found = fleet([plan(instances=HALVES)], [node(n) for n in NODES], [gpu(n, layout="3g.40gb 3g.40gb") for n in NODES])
+    assert started(turn(found)) == set(NODES)
+
+
+def test_the_smallest_limit_of_a_nodes_plans_rules():
+    plans = [
+        plan("a", gpus={"indices": [0]}, rollout={"maxUnavailable": 5}),
+        plan("b", HALVES, gpus={"indices": [1]}, rollout={"maxUnavailable": 2}),
+    ]
+    gpus = [gpu(n, k, layout="7g.80gb") for n in NODES for k in (0, 1)]
+    assert len(started(turn(fleet(plans, [node(n) for n in NODES], gpus)))) == 2
+
+
+@pytest.mark.parametrize(
+    ("away", "reason"),
+    [
+        ({"unschedulable": True}, "Waiting"),
+        ({"ready": False}, "Waiting"),
+        ({"agent_renewed": NOW - timedelta(hours=1)}, "Waiting"),
+        ({"labels": {"nvidia.com/gpu-driver-upgrade-state": "drain-required"}}, "DriverUpgrade"),
+        ({"owners": ("DAS",)}, "ForeignOwner"),
+    ],
+)
+def test_a_node_that_is_not_to_be_had_is_skipped_listed_and_done_when_it_returns(away: dict[str, Any], reason: str):
+    nodes = [node("n0", **away), node("n1"), node("n2")]
+    found = settled(fleet([plan()], nodes, [gpu(n.name, layout="7g.80gb") for n in nodes]))
+    assert started(found) == {"n1", "n2"}
+    assert assigned(found)["gpu-n0-0"] == ("False", reason)
+    told = next(c for c in found.plans[0].status.conditions if c.type == "Progressing")
+    assert "n0" in told.message
+    back = settled(replace(found, nodes=(node("n0", agent_renewed=found.now), *found.nodes[1:])))
+    assert started(back) == {"n0", "n1", "n2"}
+    assert said(back, "Ready") == ("True", "AsWished")
+
+
+@pytest.mark.parametrize(("pauses", "others"), [(True, 0), (False, 1)])
+def test_a_failure_stops_the_rest_if_so_wished_and_keeps_its_place_either_way(pauses: bool, others: int):
+    found = turn(ten(maxUnavailable=2, pauseOnFailure=pauses))
+    first, second = sorted(started(found))
+    found = agents(found, lambda n: "Failed" if n == first else "Ready")
+    found = turn(found)
+    assert len(started(found) - {first, second}) == others
+    assert said(found, "Stalled")[0] == ("True" if pauses else "False")
+
+
+def test_a_failed_node_comes_first_at_the_next_generation():
+    found = agents(turn(ten(maxUnavailable=1)), lambda _: "Failed")
+    (failed,) = started(found)
+    edited = replace(plan(instances=HALVES, generation=2), status=found.plans[0].status)
+    after = turn(replace(found, plans=(edited,)))
+    assert started(after) == {failed}
+    assert said(settled(after), "Ready") == ("True", "AsWished")
+
+
+def test_a_node_that_is_never_idle_stops_no_rollout_and_never_closes_beside_another():
+    found = ten(maxUnavailable=1)
+    stuck = "n0"
+    for _ in range(60):
+        found = turn(found)
+        ready = {p.spec.node_name for p in found.partitions if p.status.phase == "Ready"}
+        assert len(started(found) - ready) <= 1
+        found = agents(found, lambda n: "Blocked" if n == stuck else "Ready")
+        found = replace(found, now=found.now + timedelta(seconds=1))
+    ready = {p.spec.node_name for p in found.partitions if p.status.phase == "Ready"}
+    assert ready == set(NODES) - {stuck}
+
+
+def test_an_edit_leaves_the_turns_of_nodes_that_wait_as_they_are():
+    done = settled(ten(maxUnavailable=1))
+    edited = replace(plan(instances=HALVES, generation=2), status=done.plans[0].status)
+    after = turn(replace(done, plans=(edited,)))
+    changed = [p for p, q in zip(after.partitions, done.partitions, strict=True) if p.spec != q.spec]
+    assert [p.spec.node_name for p in changed] == ["n0"]
+
+
+PHASES = ["Idle", "WaitingForIdle", "Draining", "Changing", "Verifying", "RollingBack", "Blocked", "Failed", "Ready"]
+
+
+def at_it(found: Fleet) -> set[str]:
+    """The nodes that have a turn and something still to do."""
+    return {
+        p.spec.node_name
+        for p in found.partitions
+        if p.spec.assignment is not None
+        and (p.status.phase != "Ready" or p.status.observed_generation != p.generation)
+        and p.spec.desired is not None
+        and p.status.observed is not None
+        and p.spec.desired.summary.replace(" ", "") != p.status.observed.summary.replace(" ", "")
+    }
+
+
+@settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(st.data(), st.integers(0, 3))
+def test_whatever_agents_answer_and_plans_become_no_more_nodes_are_given_a_turn_than_allowed(
+    data: st.DataObject, most: int
+):
+    names = NODES[:5]
+    found = fleet(
+        [plan(rollout={"maxUnavailable": most, "pauseOnFailure": data.draw(st.booleans())})],
+        [node(n) for n in names],
+        [gpu(n, k, layout="7g.80gb") for n in names for k in range(2)],
+    )
+    for step in range(2, 8):
+        before = at_it(found)
+        found = turn(found)
+        assert len(at_it(found)) <= max(most, len(before))
+        answers = {n: data.draw(st.sampled_from(PHASES)) for n in names}
+        found = agents(found, answers.__getitem__, only=data.draw(st.sampled_from([None, *names])))
+        spec: dict[str, Any] = {"rollout": {"maxUnavailable": most}, "paused": data.draw(st.booleans())}
+        instances = data.draw(st.sampled_from([HALVES, [{"profile": "1g.10gb", "count": 7}]]))
+        if data.draw(st.booleans()):
+            found = replace(
+                found,
+                plans=(replace(plan(instances=instances, generation=step, **spec), status=found.plans[0].status),),
+            )
