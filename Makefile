@@ -37,7 +37,7 @@ bench: .venv/.ready
 	$(BIN)/python -m benchmarks
 
 soak: .venv/.ready
-	$(BIN)/python -m pytest -n $(JOBS) tests/sim --soak
+	$(BIN)/python -m pytest -n $(JOBS) tests/sim tests/proof --soak
 
 control-plane: .venv/.ready
 	@PYTHONPATH=tests $(BIN)/python -m controlplane build
