@@ -6,8 +6,8 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--soak", action="store_true", help="ten times as many seeded runs, from another first seed")
-    parser.addoption("--seed", type=int, default=0, help="the first seed of the seeded runs")
+    parser.addoption("--soak", action="store_true", help="ten times as many seeded runs, and other ones")
+    parser.addoption("--seed", type=int, help="the first seed of the seeded runs; 0, or 1,000,000 to soak")
 
 
 @pytest.fixture
@@ -19,7 +19,8 @@ def soak(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def first_seed(request: pytest.FixtureRequest) -> int:
     """Where the seeds begin."""
-    return int(request.config.getoption("--seed"))
+    given = request.config.getoption("--seed")
+    return int(given) if given is not None else 1_000_000 if request.config.getoption("--soak") else 0
 
 
 @pytest.fixture(autouse=True)
