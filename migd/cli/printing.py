@@ -113,6 +113,7 @@ def _result(whole: str) -> None:
     try:
         _write(sys.stdout, whole)
     except OSError as error:
+        _to_nowhere(sys.stdout)
         raise CliError(Exit.FAILED, f"cannot write to standard output: {error.strerror}") from error
 
 
@@ -123,5 +124,11 @@ def _write(stream: TextIO | None, whole: str) -> None:
         stream.write(whole)
         stream.flush()
     except BrokenPipeError:
-        with suppress(OSError):  # what is written from here on goes nowhere, the last flush included
+        _to_nowhere(stream)
+
+
+def _to_nowhere(stream: TextIO | None) -> None:
+    """What is written from here on goes nowhere: some Pythons keep what failed, and would fail once more at the end."""
+    if stream is not None:
+        with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
