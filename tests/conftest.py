@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 
@@ -25,5 +27,6 @@ def first_seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(autouse=True)
 def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests that run in parallel are told of a terminal's width; commands under test write to none."""
+    """Commands under test write to no terminal: pytest-xdist tells of one, and so does readline, behind os.environ."""
     monkeypatch.delenv("COLUMNS", raising=False)
+    os.unsetenv("COLUMNS")
