@@ -401,7 +401,13 @@ def _board_of(profiles: tuple[ProfileDoc, ...]) -> Board:
 
 
 def _placed(told: InstanceDoc | PlacedDoc) -> GpuInstance:
-    return GpuInstance(told.profile, Placement(told.placement.start, told.placement.size))
+    return _instance(told.profile, told.placement.start, told.placement.size)
+
+
+@lru_cache(maxsize=1024)
+def _instance(profile: str, start: int, size: int) -> GpuInstance:
+    """One value for all GPUs that have the same there, as of boards."""
+    return GpuInstance(profile, Placement(start, size))
 
 
 def _seen(told: InstanceDoc) -> SeenInstance:

@@ -10,11 +10,15 @@ import pytest
 from kube_contract.objects import API, BOARD, NOW, OBSERVED, UID, condition, desired, partition, plan, pod
 from kube_contract.worlds import QUICK, Side, World
 from migd.kube.errors import DeniedError, KubeError, UnavailableError
-from migd.kube.partitions import PARTITIONS, PLANS, Assignment, PodRef, WishedInstance
+from migd.kube.partitions import PARTITIONS, PLANS
 from migd.kube.pods import PODS, on_node
 from migd.kube.stored import Where
 from migd.mig.geometry import GpuInstance, Layout
 from migd.mig.profiles import Placement
+from migd.plans.conditions import Condition
+from migd.plans.partitions import Assignment, Pod
+from migd.plans.plan import InstanceRule
+from migd.plans.statuses import PlanStatus
 
 AT = "/apis/migd.dev/v1alpha1/gpupartitions"
 PODS_AT = "/api/v1/namespaces/default/pods"
@@ -56,9 +60,9 @@ def test_a_cache_has_what_is_there_and_hears_of_what_comes_changes_and_goes(side
             assert heard.lists == 1
             await world.admin.create(AT, partition(comes, "node-b"))
             await world.until(lambda: following.cache.get(comes))
-            assert following.cache.get(comes).value.node_name == "node-b"
+            assert following.cache.get(comes).value.spec.node_name == "node-b"
             await world.admin.apply(f"{AT}/{comes}", partition(comes, "node-b", desired=desired()), "somebody", True)
-            await world.until(lambda: following.cache.get(comes).value.desired)
+            await world.until(lambda: following.cache.get(comes).value.spec.desired)
             await world.admin.delete(f"{AT}/{there}", following.cache.get(there).uid)
             await world.until(lambda: following.cache.get(there) is None)
             assert heard.of(comes) == ["appeared", "changed"]
@@ -145,7 +149,7 @@ def test_history_that_is_forgotten_is_listed_anew_and_deletes_are_found(side: Si
             assert heard.of(gone) == ["appeared", "vanished"]
             assert heard.of(remade) == ["appeared", "vanished", "appeared"]
             assert heard.of(stays) == ["appeared"]
-            assert following.cache.get(remade).value.node_name == "node-b"
+            assert following.cache.get(remade).value.spec.node_name == "node-b"
 
     side.run(test)
 
@@ -277,23 +281,23 @@ def test_a_partition_is_read_whole(side: Side):
         await world.admin.apply(f"{AT}/{name}/status", body, "agent", True)
         async with world.cluster() as cluster:
             seen = await cluster.get(PARTITIONS, name)
-        value = seen.value
+        value, said = seen.value, seen.value.status
+        wish = value.spec.desired
         place = GpuInstance("3g.40gb", Placement(4, 4))
         assert (seen.name, seen.generation, seen.deleting) == (name, 1, False)
-        assert (value.node_name, value.node_uid) == ("node-a", UID)
-        assert value.desired.instances == (WishedInstance("3g.40gb"), WishedInstance(memory_gb=10, count=2))
-        assert (value.desired.plan_generation, value.desired.on_failure, value.desired.drift) == (
-            4,
-            "Rollback",
-            "Correct",
-        )
-        assert value.assignment == Assignment("0123456789abcdef", 8)
-        assert (value.phase, value.reason, value.message, value.blockers) == ("WaitingForIdle", "InUse", "held", 3)
-        assert value.victims == (PodRef("default", "p", "u"),)
-        assert (value.transition, value.result, value.driver) == ("t1", "RolledBack", "570.86.15")
-        assert value.condition("Ready").reason == "InUse"
-        assert value.condition("Assigned") is None
-        assert value.foreign == {place}
+        assert (value.name, value.uid, value.generation) == (name, seen.uid, 1)
+        assert (value.spec.node_name, value.spec.node_uid) == ("node-a", UID)
+        assert wish.instances == (InstanceRule(profile="3g.40gb"), InstanceRule(memory_gb=10, count=2))
+        assert (wish.plan.generation, wish.on_failure, wish.drift) == (4, "Rollback", "Correct")
+        assert value.spec.assignment == Assignment(id="0123456789abcdef", gpus=8)
+        assert (said.phase, said.reason, said.message) == ("WaitingForIdle", "InUse", "held")
+        assert ([b.pid for b in said.blockers], said.blockers_left_out) == ([7], 2)
+        assert said.victims == (Pod(namespace="default", name="p", uid="u"),)
+        assert (said.last_transition.id, said.last_transition.result) == ("t1", "RolledBack")
+        assert said.board.driver == "570.86.15"
+        assert value.says("Ready") == Condition(**condition("Ready", "False", "InUse"))
+        assert value.says("Assigned") is None
+        assert value.owned == frozenset()
         assert (value.gpu.index, value.gpu.model, value.gpu.resetless) == (3, "NVIDIA A100-SXM4-80GB", False)
         assert value.gpu.layout == Layout(True, frozenset({place}))
         assert value.gpu.busy == {place}
@@ -307,7 +311,8 @@ def test_equal_boards_of_different_gpus_are_one_object(side: Side):
         node, names = world.name("node"), [world.gpu(), world.gpu()]
         for name in names:
             await world.admin.create(AT, partition(name, node))
-            body = {"apiVersion": API, "kind": "GPUPartition", "metadata": {"name": name}, "status": {"board": BOARD}}
+            body = {"apiVersion": API, "kind": "GPUPartition", "metadata": {"name": name}}
+            body["status"] = {"board": BOARD, "observed": OBSERVED}
             await world.admin.apply(f"{AT}/{name}/status", body, "agent", True)
         async with world.cluster() as cluster:
             first, second = await cluster.list(PARTITIONS, Where(fields=f"spec.nodeName={node}"))
@@ -325,7 +330,7 @@ def test_a_plan_is_read_as_the_file_would_be(side: Side):
         async with world.cluster() as cluster:
             seen = await cluster.get(PLANS, name)
         assert (seen.value.plan.name, seen.value.plan.spec.priority, seen.value.plan.spec.paused) == (name, 3, True)
-        assert (seen.value.problem, seen.annotations) == ("", {"migd.dev/approved": "abc"})
+        assert (seen.value.status, seen.annotations) == (PlanStatus(), {"migd.dev/approved": "abc"})
 
     side.run(test)
 

@@ -70,13 +70,13 @@ def test_what_is_left_out_goes_and_what_others_own_stays(side: Side):
         name = await made(world)
         async with world.cluster(ME) as cluster:
             seen = await cluster.apply(PARTITIONS, name, WISH, await cluster.get(PARTITIONS, name))
-            assert seen.value.assignment is not None
+            assert seen.value.spec.assignment is not None
             assert seen.generation == 2
             without_turn = {"spec": {"desired": desired()}}
             seen = await cluster.apply(PARTITIONS, name, without_turn, seen)
-            assert (seen.value.assignment, seen.value.desired.summary) == (None, "3g.40gb 2×1g.10gb")
+            assert (seen.value.spec.assignment, seen.value.spec.desired.summary) == (None, "3g.40gb 2×1g.10gb")
             seen = await cluster.apply(PARTITIONS, name, NO_WISH, seen)
-            assert (seen.value.desired, seen.value.node_name, seen.generation) == (None, "node-a", 4)
+            assert (seen.value.spec.desired, seen.value.spec.node_name, seen.generation) == (None, "node-a", 4)
             writes = len(world.writes(ME, name))
             await cluster.apply(PARTITIONS, name, NO_WISH, seen)
             assert len(world.writes(ME, name)) == writes
@@ -92,9 +92,9 @@ def test_what_somebody_else_wrote_over_ours_is_seen_and_taken_back(side: Side):
             patch = [{"op": "replace", "path": "/spec/assignment/gpus", "value": 7}]
             await world.admin.patch(f"{AT}/{name}", patch)
             seen = await cluster.get(PARTITIONS, name)
-            assert seen.value.assignment.gpus == 7
+            assert seen.value.spec.assignment.gpus == 7
             seen = await cluster.apply(PARTITIONS, name, WISH, seen)
-            assert seen.value.assignment.gpus == 2
+            assert seen.value.spec.assignment.gpus == 2
 
     side.run(test)
 
@@ -109,11 +109,11 @@ def test_two_managers_share_one_status_without_force(side: Side):
             await agent.apply(PARTITIONS, name, agents, seen, "status", force=False)
             seen = await operator.get(PARTITIONS, name)
             seen = await operator.apply(PARTITIONS, name, operators, seen, "status", force=False)
-            assert {c.type for c in seen.value.conditions} == {"Ready", "Applied", "Assigned", "AgentAlive"}
+            assert {c.type for c in seen.value.status.conditions} == {"Ready", "Applied", "Assigned", "AgentAlive"}
             fewer = {"status": {"conditions": [condition("Assigned", reason="Valid")]}}
             seen = await operator.apply(PARTITIONS, name, fewer, seen, "status", force=False)
-            assert {c.type for c in seen.value.conditions} == {"Ready", "Applied", "Assigned"}
-            assert (seen.value.phase, seen.generation) == ("Ready", 1)
+            assert {c.type for c in seen.value.status.conditions} == {"Ready", "Applied", "Assigned"}
+            assert (seen.value.status.phase, seen.generation) == ("Ready", 1)
             theirs = {"status": {"conditions": [condition("Ready", "False", "InUse")]}}
             with pytest.raises(ConflictError, match="conflict"):
                 await operator.apply(PARTITIONS, name, theirs, seen, "status", force=False)
@@ -138,9 +138,9 @@ def test_a_status_does_not_touch_the_spec_nor_a_spec_the_status(side: Side):
                 True,
             )
             seen = await cluster.get(PARTITIONS, name)
-            assert (seen.value.node_name, seen.value.phase, seen.generation) == ("node-a", "Idle", 1)
+            assert (seen.value.spec.node_name, seen.value.status.phase, seen.generation) == ("node-a", "Idle", 1)
             await world.admin.merge(f"{AT}/{name}", {"status": {"phase": "Lost"}})
-            assert (await cluster.get(PARTITIONS, name)).value.phase == "Idle"
+            assert (await cluster.get(PARTITIONS, name)).value.status.phase == "Idle"
 
     side.run(test)
 
@@ -161,7 +161,9 @@ def test_an_object_that_went_or_is_another_is_not_made_again(side: Side):
                     await cluster.apply(PARTITIONS, name, body, seen, subresource)
             await cluster.delete(PARTITIONS, seen)
             found = await cluster.get(PARTITIONS, name)
-            assert (found.value.desired, found.value.phase) == (None, "Idle"), "a status's uid is not looked at"
+            assert (found.value.spec.desired, found.value.status.phase) == (None, "Idle"), (
+                "a status's uid is not looked at"
+            )
             await cluster.delete(PARTITIONS, found)
             assert await cluster.get(PARTITIONS, name) is None
             await cluster.delete(PARTITIONS, found)  # gone is well
@@ -180,7 +182,7 @@ def test_our_own_write_is_in_the_cache_before_the_watch_tells_of_it(side: Side):
             await following.wait_synced()
             told.clear()
             await cluster.apply(PARTITIONS, name, WISH, following.cache.get(name))
-            assert following.cache.get(name).value.desired.plan_name == "inference"
+            assert following.cache.get(name).value.spec.desired.plan.name == "inference"
             assert told == [name]
             meddling.gate.set()
             await world.admin.merge(f"{AT}/{name}", {"metadata": {"labels": {"x": "y"}}})
@@ -254,7 +256,7 @@ def test_a_plan_status_is_written_once(side: Side):
             async with world.cluster(ME) as cluster:
                 seen = await cluster.get(PLANS, name)
                 seen = await cluster.apply(PLANS, name, body, seen, "status")
-                assert seen.value.status["observedGeneration"] == 1
+                assert seen.value.status.observed_generation == 1
         assert len(world.writes(ME, name)) == 1
 
     side.run(test)
@@ -268,6 +270,6 @@ def test_writes_at_once_all_arrive(side: Side):
             done = await asyncio.gather(
                 *(cluster.apply(PARTITIONS, n, WISH, s) for n, s in zip(names, seen, strict=True))
             )
-            assert all(stored.value.assignment.gpus == 2 for stored in done)
+            assert all(stored.value.spec.assignment.gpus == 2 for stored in done)
 
     side.run(test)
