@@ -56,8 +56,8 @@ class FileStore:
             ) from error
         except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
             raise RecordError(
-                f"the record {self.path} is damaged ({error}). Nothing was touched. Compare `migd gpus` with what you "
-                "expect, then move the file away; without it instances that exist count as foreign"
+                f"the record {self.path} is damaged ({error}). Nothing was touched. See what is there by `migd gpus` "
+                "with --state-dir and an empty folder, then move the file away; without it all instances are foreign"
             ) from error
 
     def save(self, record: Record) -> None:

@@ -70,9 +70,10 @@ def apply(
 def rollback(
     simulate: Simulate = None, state: State = None, state_dir: StateDir = None, output: Output = Format.TABLE
 ) -> int:
-    """Return to the layouts before the last change; again swaps.
+    """Return each GPU to its previous layout; again swaps.
 
-    Every GPU that migd has changed goes back to the layout that it had before. A second rollback undoes the first.
+    Each goes back to before its own last change: all that migd has changed, not only those of the last apply. A second
+    rollback undoes the first.
     """
     with opened(simulate, state, state_dir) as here, here.exclusively():
         began = look(here.machine, waiting=printing.note)
@@ -82,9 +83,14 @@ def rollback(
         teller.end()
         goals = {uuid: layout for uuid, gpu in record.gpus.items() if (layout := gpu.before) is not None}
         here_now = {gpu.uuid for gpu in began.gpus}
-        printing.notes(
-            f"{uuid} is not in this machine any more and is left out" for uuid in sorted(goals.keys() - here_now)
-        )
+        missing = sorted(goals.keys() - here_now)
+        if missing and any(gpu.lost for gpu in began.gpus):
+            raise CliError(
+                Exit.BLOCKED,
+                f"a GPU fell off the bus and {', '.join(missing)} cannot be returned: no other was touched, because "
+                "they would no longer swap together. Once it is back, roll back; meanwhile apply a plan for the others",
+            )
+        printing.notes(f"{uuid} is not in this machine any more and is left out" for uuid in missing)
         goals = {uuid: layout for uuid, layout in goals.items() if uuid in here_now}
         if not goals:
             raise CliError(Exit.FAILED, "there is no earlier layout to return to: migd has changed no GPU here yet")

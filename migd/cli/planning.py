@@ -46,7 +46,8 @@ def show(here: Opened, what: Given, output: Format) -> int:
     record = here.machine.store.load()
     waiting = [gpu for gpu in seen.gpus if record and _awaits_reboot(record, gpu, order.id, seen.boot_id)]
     found = preview(what.plan, seen.gpus, record.owned if record else {})
-    printing.notes((*what.notes, *notes))
+    paused = ("the plan says paused: true, so apply does nothing",) if what.plan.spec.paused else ()
+    printing.notes((*what.notes, *paused, *notes))
     if output is Format.TABLE:
         table(found)
     else:

@@ -286,3 +286,16 @@ def test_a_lost_gpu_blocks_and_is_told(cli: Cli) -> None:
     assert "GPU 1 blocked (GPUUnhealthy)" in ran.err
     assert "lost" in cli("gpus").out
     assert cli("apply", "-f", cli.plan(cut("7g.80gb", "indices: [0]"))).code == Exit.DONE
+
+
+def test_a_rollback_that_would_leave_a_lost_gpu_out_touches_no_other(cli: Cli) -> None:
+    host = cli.machine("2xh100-sxm-80gb")
+    assert cli("apply", "-f", cli.plan(cut("3g.40gb"))).code == Exit.DONE
+    host.lose_gpu(1)
+    ran = cli("rollback")
+    assert ran.code == Exit.BLOCKED
+    assert "a GPU fell off the bus" in ran.err
+    host.find_gpu(1)
+    assert {len(gpu["instances"]) for gpu in cli("gpus", "-o", "json").json["gpus"]} == {1}
+    assert cli("rollback").code == Exit.DONE
+    assert {len(gpu["instances"]) for gpu in cli("gpus", "-o", "json").json["gpus"]} == {0}
