@@ -53,7 +53,8 @@ EVERY: Final = GpuSelector(every=True)
 @dataclass
 class Others:
     """Whoever else is on the machine. serials: of all GPU instances that they ever made; theirs: those that exist, with
-    the compute instances in them. late: made while the agent worked. disturbed: GPUs where they destroyed something.
+    the compute instances in them. late: made while the agent worked. split: whose compute instances they changed then.
+    disturbed: GPUs where they destroyed something.
     """
 
     host: SimHost
@@ -61,6 +62,7 @@ class Others:
     serials: set[int] = field(default_factory=set)
     theirs: dict[int, frozenset[int]] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)
+    split: set[int] = field(default_factory=set)
     disturbed: set[str] = field(default_factory=set)
     upheavals: int = 0
 
@@ -110,10 +112,13 @@ class Others:
         self.disturbed.add(gpu.uuid)
 
     def tidy_up(self) -> None:
-        """They remove what they made while the agent worked."""
+        """They remove what they made while the agent worked, and make whole what they split."""
         for gpu in self.host.snapshot().gpus:
-            for made in [made for made in gpu.instances if made.serial in self.late]:
-                self.destroy(gpu, made)
+            for made in list(gpu.instances):
+                if made.serial in self.late:
+                    self.destroy(gpu, made)
+                elif made.serial in self.split and made.serial in self.theirs:
+                    self.fill(made, models()[gpu.key].by_id()[made.profile_id].slices, "whole")
 
     def upheave(self, what: Literal["reboot", "reload"]) -> None:
         """Everything on the GPUs is gone; on Hopper and later the mode too."""
@@ -136,6 +141,7 @@ class Others:
             self.destroy(gpu, dice.choice(own))
         elif kind < 0.7 and own:
             made = dice.choice(own)
+            self.split.add(made.serial)
             self.fill(made, models()[gpu.key].by_id()[made.profile_id].slices, dice.choice(("whole", "narrow", "bare")))
         elif kind < 0.9 and not gpu.lost:
             runnable = [made for made in gpu.instances if made.compute]
