@@ -117,7 +117,7 @@ def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | N
     record = _without_parked(record, seen, order)
     plans = order.plans(seen.gpus, record.owned)
     refused = {u: Outcome("Failed", cause_of(p.refused)) for u, p in plans.items() if p.refused}
-    stuck = rests or {u: o for u in plans if (o := _awaiting(record.gpu(u), seen, u, order)) is not None}
+    stuck = {u: o for u in plans if (o := _awaiting(record.gpu(u), seen, u, order)) is not None} | rests
     blocked = {u: _blocked(p.blocked, order) for u, p in plans.items() if p.blocked is not None}
     gone = {u: lost("the GPU is not there any more") for u in order.goals if u not in plans}
     if not refused and not stuck and not gone and blocked:

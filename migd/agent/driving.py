@@ -81,6 +81,8 @@ def _mode(
     if not (asked and pending and not now.resetless) or (error is not None and transaction.resets == 0):
         return _try(gpu, transaction, now, step)
     if transaction.resets < RESETS_MAX or (error is not None and error.reason != "RebootRequired"):
+        if now.in_use:  # whoever it is, a reset would end it; asking for the mode did not
+            return _give_up(gpu, transaction, now, Cause("InUse", str(InTheWay(now))))
         return _try(gpu, transaction, now, ResetGpu(now.uuid))
     wish = "on" if step.enable else "off"
     why = error.message if error else "neither the driver nor a GPU reset activates it"

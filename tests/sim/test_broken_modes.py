@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from boards import at
-from others import before, shown, somebody
+from others import after, before, shown, somebody
 from worlds import World
 
 from migd.agent.orders import Order
@@ -148,3 +148,38 @@ def test_a_driver_reload_in_the_middle_of_a_change_is_gone_through() -> None:
     (gpu,) = world.seen()
     assert shown(gpu) == "3g.40gb@0 2g.20gb@4"
     assert world.record().gpu(gpu.uuid).owned == gpu.geometry
+
+
+def test_a_gpu_is_not_reset_while_it_is_not_known_who_holds_it() -> None:
+    world = World(SimHost.fresh("a100-40gb"))
+    world.host.inject(Fault("nvmlDeviceCreateGpuInstanceWithPlacement", "error", 999, times=3))
+    since = len(world.host.calls)
+
+    def blind() -> None:
+        world.host.switch("vm", True)  # so that MIG off will wait for a reset, on the way back
+        world.host.inject(Fault("nvmlDeviceGetComputeRunningProcesses*", "error", 999, times=0))
+
+    assert world.attempt(order(world, "3g@4"), after("create GPU instance", blind)) == "done"
+    assert "reset" not in {call.name for call in list(world.host.calls)[since:]}
+    assert told(world) == ("Failed", "InUse")
+    world.host.clear_faults()
+    world.host.switch("vm", False)
+    assert world.attempt(None) == "done"
+    assert gpu_of(world).mode == OFF
+
+
+def test_a_gpu_that_waits_for_a_reboot_says_so_although_another_stops_the_order() -> None:
+    world = World(SimHost.fresh("2xa100-40gb", vm=True))
+    first, second = world.seen()
+    assert first.board is not None
+    goals = {gpu.uuid: Layout(True, at(first.board, "3g@4")) for gpu in (first, second)}
+    wish = Order("both", goals)
+    world.host.switch("vm", False)
+    assert world.attempt(Order("one", {second.uuid: goals[second.uuid]})) == "done"
+    world.host.switch("vm", True)
+    wish = Order("both", {first.uuid: goals[first.uuid], second.uuid: Layout(True, at(first.board, "2g@0"))})
+    world.host.inject(Fault("nvmlDeviceCreateGpuInstanceWithPlacement", "error", 999, gpu=1, times=0))
+    for _ in range(2):
+        assert world.attempt(wish) == "done"
+        phases = {uuid: found.phase for uuid in wish.goals if (found := world.record().gpu(uuid).outcome)}
+        assert phases == {first.uuid: "RebootRequired", second.uuid: "Failed"}
