@@ -147,3 +147,10 @@ def test_going_back_turns_mig_off_again_under_a_process_that_came_before_it_was_
 def test_going_back_never_turns_mig_on_under_a_process() -> None:
     step = next_operation(gpu(on=False, in_use=True), Layout(True), frozenset(), undoing=True)
     assert isinstance(step, InTheWay)
+
+
+def test_mig_goes_off_under_somebody_on_the_gpu_only_on_the_way_back() -> None:
+    seen = gpu(in_use=True)
+    assert isinstance(next_operation(seen, Layout(False), EMPTY), InTheWay)
+    assert next_operation(seen, Layout(False), EMPTY, undoing=True) == SetMode(UUID, False)
+    assert isinstance(next_operation(gpu(on=False, in_use=True), Layout(True), EMPTY, undoing=True), InTheWay)
