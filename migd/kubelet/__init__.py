@@ -1,0 +1,1 @@
+"""The kubelet of this node: which pod holds which device."""
