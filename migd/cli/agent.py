@@ -63,13 +63,14 @@ def agent(
     folder = state_dir or (STATE_DIR if state is None else beside(state))
     if host is not None and state_dir is None and state is None:
         raise CliError(Exit.USAGE, "--simulate needs --state FILE here: the node's device plugin reads it too")
-    from migd.agent.node.program import NoNodeError, Options, run_program  # here: the command line should start fast
+    from migd.agent.node.program import Identified, NoNodeError, Options, run_program  # here: the command line should start fast
     from migd.agent.node.serving import ListenError
     from migd.kube.connecting import ConnectError, in_cluster
 
     if kubeconfig is None and not in_cluster():
         raise CliError(Exit.USAGE, "which API server? Name a kubeconfig with --kubeconfig, or run as a pod of a cluster")
-    options = Options(node, namespace, folder, kubelet_dir, pod or socket.gethostname(), kubeconfig, address)
+    me = Identified(node, namespace, pod or socket.gethostname())
+    options = Options(me, folder, kubelet_dir, kubeconfig, address)
     try:
         return run_program(options, host)
     except (ConnectError, NoNodeError) as error:

@@ -6,10 +6,19 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Collection
+from datetime import datetime
 from typing import TypeVar
 
 from migd.agent.node.devices import DevicesError
+from migd.agent.node.looking import AgentPorts
+from migd.agent.node.offloading import OffLoop
 from migd.agent.node.signals import COMMANDS, SignalError
+from migd.agent.ports import Store
+from migd.agent.running import Machine
+from migd.agent.simulated import SimProcesses, SimReset, SimStore
+from migd.kube.ports import Cluster
+from migd.kubelet.ports import PodResources
+from migd.nvml.gpus import NvmlGpus
 from migd.sim.host import SimHost
 
 T = TypeVar("T")
@@ -95,3 +104,35 @@ class InStep:
         ahead_s = self._clock.now_s() - asyncio.get_running_loop().time()
         if ahead_s > 0:
             await asyncio.sleep(ahead_s)
+
+
+def simulated_agent_ports(
+    host: SimHost,
+    resources: PodResources,
+    store: Store,
+    cluster: Cluster,
+    wall: Callable[[], datetime],
+    off_loop: OffLoop | None = None,
+    hang_up: Callable[[int], None] = _really,
+    pid: int | None = None,
+) -> AgentPorts:
+    """The ports of an agent on a simulated machine; called again after a simulated crash it is another process.
+
+    off_loop: by default `InStep`, for virtual time; a thread where time is real. hang_up: delivers SIGHUP to a process
+    of the simulated machine. pid: of the agent's process there, this one where not given.
+    """
+    ours = os.getpid() if pid is None else pid
+    gpus = NvmlGpus(host.nvml(pid=ours), host.caller)
+    machine = Machine(
+        gpus, SimReset(host), SimProcesses(host, ours), host.clock, host, SimStore(host, store)
+    )
+    return AgentPorts(
+        cluster=cluster,
+        machine=machine,
+        resources=resources,
+        signals=SimSignals(host, hang_up),
+        devices=SimDeviceFiles(host),
+        off_loop=off_loop or InStep(host),
+        driver=gpus.driver_version,
+        wall=wall,
+    )
