@@ -25,7 +25,9 @@ def agent(
     kubeconfig: Annotated[
         Path | None,
         typer.Option(
-            "--kubeconfig", metavar="FILE", help="How to reach the API server. Default: as a pod of the cluster.",
+            "--kubeconfig",
+            metavar="FILE",
+            help="How to reach the API server. Default: as a pod of the cluster.",
             readable=False,
         ),
     ] = None,
@@ -63,17 +65,21 @@ def agent(
     folder = state_dir or (STATE_DIR if state is None else beside(state))
     if host is not None and state_dir is None and state is None:
         raise CliError(Exit.USAGE, "--simulate needs --state FILE here: the node's device plugin reads it too")
-    from migd.agent.node.program import Identified, NoNodeError, Options, run_program  # here: the command line should start fast
+    from migd.agent.node.program import Options, run_program  # here: the command line should start fast
+    from migd.agent.node.running import Identified, NoNodeError
     from migd.agent.node.serving import ListenError
     from migd.kube.connecting import ConnectError, in_cluster
+    from migd.kubelet.ports import KubeletError
 
     if kubeconfig is None and not in_cluster():
-        raise CliError(Exit.USAGE, "which API server? Name a kubeconfig with --kubeconfig, or run as a pod of a cluster")
+        raise CliError(
+            Exit.USAGE, "which API server? Name a kubeconfig with --kubeconfig, or run as a pod of a cluster"
+        )
     me = Identified(node, namespace, pod or socket.gethostname())
     options = Options(me, folder, kubelet_dir, kubeconfig, address)
     try:
         return run_program(options, host)
-    except (ConnectError, NoNodeError) as error:
+    except (ConnectError, KubeletError, NoNodeError) as error:
         raise CliError(Exit.USAGE, str(error)) from error
     except ListenError as error:
         raise CliError(Exit.FAILED, str(error)) from error

@@ -30,9 +30,7 @@ class NodeLease(Leases):
     nobody takes the node for abandoned before its time.
     """
 
-    def __init__(
-        self, leases: Leases, duplicates: Callable[[], tuple[str, ...]], gives_up: Callable[[], bool]
-    ) -> None:
+    def __init__(self, leases: Leases, duplicates: Callable[[], tuple[str, ...]], gives_up: Callable[[], bool]) -> None:
         self._leases = leases
         self._duplicates = duplicates
         self._gives_up = gives_up

@@ -36,14 +36,17 @@ def set_up(node: str, level: int = logging.INFO, stream: TextIO | None = None) -
         logging.getLogger(name).setLevel(logging.WARNING)
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(node=node)
-    structlog.configure(
-        processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,
-    )
 
 
 def logger(name: str) -> FilteringBoundLogger:
     """The log of one module: events in a few words, the rest as fields."""
-    return cast("FilteringBoundLogger", structlog.stdlib.get_logger(name))
+    found = structlog.wrap_logger(
+        logging.getLogger(name),
+        processors=[
+            structlog.stdlib.filter_by_level,  # so that a process that set up no log pays for none
+            *_SHARED,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+    return cast("FilteringBoundLogger", found)

@@ -88,13 +88,12 @@ class Looking:
         self._gpus: tuple[SeenGpu, ...] = ()
         self._driver = ""
 
-    async def look(
-        self, node: Stored[Node], listing: bool, needed: Collection[str] = (), only: str = ""
-    ) -> NodeSeen:
+    async def look(self, node: Stored[Node], listing: bool, needed: Collection[str] = (), only: str = "") -> NodeSeen:
         """The node as it is now. Raises GpuError where the GPUs cannot be read.
 
-        listing: LIST the pods, consistently. needed: UUIDs of GPUs that must be readable, else GpuError. only: the UUID of a GPU; that of the others nothing has changed since the
-        last look is known. Neither an API server nor a kubelet that is away ends a look: it says so in what it returns.
+        listing: LIST the pods, consistently. needed: UUIDs of GPUs that must be readable, else GpuError. only: UUID of
+        a GPU; of the others nothing has changed since the last look. Neither an API server nor a kubelet that is away
+        ends a look: it says so in what it returns.
         """
         pods, listed_at_s = await self._pods(listing)
         devices, trouble = await self._devices()

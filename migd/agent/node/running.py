@@ -1,280 +1,113 @@
-"""The loop of the agent on a cluster's node: look, decide, remember, report, act. All decisions are `deciding`'s."""
+"""One node's agent: its caches, its lease and its reports put round the loop. Every port is the caller's."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from functools import partial
-from typing import Final
+from datetime import datetime
+from typing import Any, Final
 
-from migd.agent.deciding import hung, under_way
-from migd.agent.effects import LookAgain
-from migd.agent.node.acting import Answered, act
-from migd.agent.node.deciding import answered, decide, needs_list
-from migd.agent.node.effects import REST_LOOK_S, Acting, ForgetRetry, Wait
+from migd.agent.node.leasing import LEASE_S, PACE, NodeLease
 from migd.agent.node.logs import logger
-from migd.agent.node.looking import AgentPorts, Caches, Looking
+from migd.agent.node.looking import AgentPorts, follow
+from migd.agent.node.looping import MIND, Loop, Mind
 from migd.agent.node.metrics import Metrics
-from migd.agent.node.registering import register
 from migd.agent.node.reporting import Reporter
-from migd.agent.node.seeing import NodeSeen
-from migd.agent.node.telling import told
-from migd.agent.node.troubles import unread
-from migd.agent.records import Cause, Record
-from migd.agent.running import ON_INSTANCE, reason_of
-from migd.agent.store import RecordError
-from migd.kube.errors import KubeError
-from migd.kube.nodes import NODES
-from migd.mig.operations import Operation
-from migd.nvml.errors import GpuError, HungError
+from migd.kube.cluster import ApiCluster, Identity
+from migd.kube.holding import Holding
+from migd.kube.leases import Claim
+from migd.kube.transport import Transport
 
-REPORT_S: Final = 5.0
-"""How long a turn waits at most for its report to arrive before it acts."""
-BUSY_LOOK_S: Final = 2.0
-"""In a transaction, look again after so long at the latest."""
-TROUBLE_S: Final = 2.0
-"""How long to wait before a look or a save that failed is tried again."""
-GATHER_S: Final = 0.1
-"""Changes come in bunches, as a turn's wishes for all GPUs do: wait so long for the rest of them."""
-CALM_S: Final = 1.0
-"""At rest, so long at least between looks, whatever happens in the cluster."""
-UNREADABLE_S: Final = 60.0
-"""A GPU under way that cannot be read is waited for so long; then it is decided upon as it is."""
-LOOKS_MAX: Final = 64
-"""Looks in a row without an effect between them; more are a mistake of ours, and are slowed down."""
+MANAGER: Final = "migd-agent"
+SILENT_S: Final = 600.0
+"""A loop that made no turn for so long is stuck. Longer than all deadlines of one look and one operation together."""
 _log = logger(__name__)
 
 
-class HungAgentError(Exception):
-    """A call to the hardware has not returned: this process can do no more, and the next one goes on."""
+class NoNodeError(Exception):
+    """The cluster has no node of this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """Which agent this is: of which node, in which namespace its lease lies, and who holds it, as the pod's name."""
+
+    node: str
+    namespace: str
+    holder: str
 
 
 @dataclass(slots=True)
-class Health:
-    """How the loop is, for probes and for the lease. turned_at_s: when it last made a turn, on the loop's clock.
+class Probes:
+    """What is wrong with the agent, for /healthz and /readyz, in a sentence each; "" for nothing."""
 
-    trouble: why the last turn decided nothing, "" when well. at_rest: nothing is under way. duplicates: partitions of
-    other nodes that this node's GPUs should have.
+    alive: Callable[[], str] = lambda: ""
+    ready: Callable[[], str] = lambda: "the API server was not heard of yet"
+
+
+async def run_agent(
+    ports: AgentPorts,
+    me: Identified,
+    stop: asyncio.Event,
+    metrics: Metrics | None = None,
+    probes: Probes | None = None,
+    dice: random.Random | None = None,
+    mind: Mind = MIND,
+) -> None:
+    """Run one node's agent until `stop` is set; the caller holds the lock of its state folder.
+
+    Time is the running loop's, and every port is the caller's, so that many agents run in one loop in virtual time.
+    NoNodeError where the cluster has no such node. HungAgentError where the hardware no longer answers: the process is
+    to end, and the next one goes on. dice: for jitter only. mind: what decides. RecordError where the record cannot be read.
     """
+    metrics, probes = metrics or Metrics(), probes or Probes()
+    wake = asyncio.Event()
+    caches = follow(ports.cluster, me.node, wake.set)
+    await _first(caches.wait_synced(), stop.wait())
+    if stop.is_set():
+        return
+    node = caches.node
+    if node is None:
+        raise NoNodeError(f"the cluster has no node {me.node}: see `kubectl get nodes`")
+    reporter = Reporter(ports.cluster, caches, metrics, wake.set, dice)
+    loop = Loop(ports, caches, reporter, metrics, wake, stop, lambda: holding.held, mind)
+    lease = NodeLease(ports.cluster, lambda: loop.health.duplicates, lambda: stop.is_set() and loop.health.at_rest)
+    claim = Claim(me.node, me.namespace, me.holder, LEASE_S, (me.node, node.uid))
 
-    turned_at_s: float
-    trouble: str = "starting"
-    at_rest: bool = False
-    duplicates: tuple[str, ...] = ()
+    def held(is_so: bool) -> None:
+        metrics.lease(is_so)
+        wake.set()
 
-
-class Loop:
-    """One node's loop, until `stop` is set: then the effect under way is finished, and no other begun.
-
-    may_begin: whether a transaction may be begun: the lease is ours, so that others know that we live.
-    """
-
-    def __init__(
-        self,
-        ports: AgentPorts,
-        caches: Caches,
-        reporter: Reporter,
-        metrics: Metrics,
-        wake: asyncio.Event,
-        stop: asyncio.Event,
-        may_begin: Callable[[], bool],
-    ) -> None:
-        self._ports = ports
-        self._caches = caches
-        self._reporter = reporter
-        self._metrics = metrics
-        self._wake = wake
-        self._stop = stop
-        self._may_begin = may_begin
-        self._looking = Looking(ports, caches)
-        self._only = ""  # the one GPU that the last effect may have changed, "" for any
-        self._unreadable_since_s: float | None = None
-        self.health = Health(asyncio.get_running_loop().time())
-
-    async def run(self) -> None:
-        """Turn until stopped. HungAgentError where the hardware no longer answers; RecordError where none is read."""
-        machine = self._ports.machine
-        record = await self._ports.off_loop(machine.store.load)
-        if record is None:
-            record = Record(await self._ports.off_loop(machine.boot.boot_id))
-        kept, looks = record, 0
-        while not self._stop.is_set():
-            self._wake.clear()
-            seen = await self._look(record)
-            if seen is None:
-                await self._pause(TROUBLE_S if begun(record) else REST_LOOK_S, TROUBLE_S)
-                continue
-            after, effect = decide(record, seen)
-            acts = effect is not None and not isinstance(effect, Wait | LookAgain)
-            if acts and not begun(record) and not isinstance(effect, ForgetRetry) and not await self._fresh(seen):
-                await self._pause(BUSY_LOOK_S, GATHER_S)
-                continue
-            record = after
-            if record.lasting != kept:
-                try:
-                    await self._ports.off_loop(partial(machine.store.save, record.lasting))
-                except RecordError as error:
-                    self._troubled(str(error))
-                    record = kept
-                    await self._pause(TROUBLE_S, TROUBLE_S)
-                    continue
-                kept = record.lasting
-            self._turned(record, seen, at_rest=effect is None)
-            await self._reporter.settled(REPORT_S)
-            if effect is None:
-                await self._pause(REST_LOOK_S, CALM_S)
-            elif isinstance(effect, Wait):
-                await self._pause(min(effect.seconds, BUSY_LOOK_S if begun(record) else REST_LOOK_S), GATHER_S)
-            elif isinstance(effect, LookAgain):
-                looks += 1
-                if looks > LOOKS_MAX:
-                    _log.warning("looked again and again without anything to do", times=looks)
-                    await self._pause(CALM_S, CALM_S)
-                continue
-            else:
-                record = await self._act(record, effect, seen)
-            looks = 0
-
-    # --- looking
-
-    async def _look(self, record: Record) -> NodeSeen | None:
-        """The node, or None where it cannot be seen; that has been told then."""
-        clock = asyncio.get_running_loop()
-        node = self._caches.node
-        if node is None:
-            self._troubled(f"the cluster has no node {self._caches.name} any more")
-            return None
-        waited_s = 0.0 if self._unreadable_since_s is None else clock.time() - self._unreadable_since_s
-        needed = under_way(record) if waited_s < UNREADABLE_S else ()
-        only, self._only = self._only, ""
-        began_s = clock.time()
-        try:
-            seen = await self._looking.look(node, needs_list(record), needed, only)
-        except HungError as error:
-            self._unread("NVMLError", str(error))
-            await self._reporter.settled(REPORT_S)
-            raise HungAgentError(str(error)) from error
-        except GpuError as error:
-            if self._unreadable_since_s is None:
-                self._unreadable_since_s = clock.time()
-            self._unread(reason_of(error), str(error))
-            return None
-        self._unreadable_since_s = None
-        self._metrics.looked(clock.time() - began_s)
-        try:
-            self.health.duplicates = await register(
-                self._ports.cluster, seen.node, self._caches.partitions.cache, seen.gpus
-            )
-        except KubeError as error:  # it comes again with the next look
-            self._metrics.api_error(type(error).__name__)
-            _log.warning("not registered", error=str(error))
-        return seen
-
-    async def _fresh(self, seen: NodeSeen) -> bool:
-        """Whether a transaction may begin on this sight: the lease is ours, and the node is as seen even now."""
-        if not self._may_begin():
-            self._troubled("the lease is not renewed, so nothing is begun")
-            return False
-        try:
-            node = await self._ports.cluster.get(NODES, seen.node.name)
-        except KubeError as error:
-            self._metrics.api_error(type(error).__name__)
-            self._troubled(f"nothing is begun while the API server does not answer: {error}")
-            return False
-        same = node is not None and (node.uid, node.value, node.annotations) == (
-            seen.node.uid,
-            seen.node.value,
-            seen.node.annotations,
-        )
-        return same
-
-    # --- reporting
-
-    def _turned(self, record: Record, seen: NodeSeen, at_rest: bool) -> None:
-        telling = told(record, seen, self._reporter.written_at)
-        self._reporter.tell(telling)
-        self.health.turned_at_s = seen.now_s
-        self.health.trouble = ""
-        self.health.at_rest = at_rest and not begun(record)
-        self._metrics.turn({name: status.phase for name, status in telling.statuses.items()})
-        work = record.node
-        self._metrics.state("closed", work is not None and work.closed_s is not None, seen.now_s)
-        self._metrics.state("paused", work is not None and work.paused_s is not None, seen.now_s)
-        if at_rest and not self._reporter.trouble:
-            self._metrics.succeeded(seen.wall)
-
-    def _troubled(self, why: str) -> None:
-        if why != self.health.trouble:
-            _log.warning("no decision", why=why)
-        self.health.trouble = why
-        self.health.turned_at_s = asyncio.get_running_loop().time()
-
-    def _unread(self, reason: str, message: str) -> None:
-        """Tell of GPUs that cannot be read."""
-        self._metrics.nvml_error(reason)
-        self._troubled(message)
-        self._reporter.tell(unread(self._caches.partitions.cache, reason, message, self._ports.wall()))
-
-    # --- acting
-
-    async def _act(self, record: Record, effect: Acting, seen: NodeSeen) -> Record:
-        """Carry out one effect; the record after its answer."""
-        clock = asyncio.get_running_loop()
-        began_s = clock.time()
-        _log.info("begun", effect=str(effect), gpu=getattr(effect, "gpu_uuid", ""))
-        try:
-            answer = await act(self._ports, effect, seen)
-        except HungError as error:
-            assert isinstance(effect, Operation), "only operations hang"
-            await self._hung(record, effect, seen, error)
-            raise HungAgentError(str(error)) from error
-        if not isinstance(answer, Answered):
-            self._metrics.api_error(type(answer.error).__name__)
-            _log.warning("not done", effect=str(effect), error=str(answer.error), again_in_s=answer.seconds)
-            await self._pause(answer.seconds, GATHER_S)
-            return record
-        error = answer.error
-        if error is not None and isinstance(effect, Operation):
-            self._metrics.nvml_error(error.reason)
-        _log.info("done" if error is None else "failed", effect=str(effect), error=error.message if error else "",
-                  seconds=round(clock.time() - began_s, 3))
-        self._only = effect.gpu_uuid if error is None and isinstance(effect, ON_INSTANCE) else ""
-        return answered(record, effect, error, clock.time())
-
-    async def _hung(self, record: Record, operation: Operation, seen: NodeSeen, error: HungError) -> None:
-        """Remember and tell that an operation did not return; more cannot be done in this process."""
-        record = hung(record, operation, Cause("NVMLError", str(error)))
-        self._metrics.nvml_error("NVMLError")
-        await self._ports.off_loop(partial(self._ports.machine.store.save, record.lasting))
-        self._reporter.tell(told(record, seen, self._reporter.written_at))
-        await self._reporter.settled(REPORT_S)
-
-    # --- waiting
-
-    async def _pause(self, seconds: float, least_s: float) -> None:
-        """Wait until something changes or so long, but `least_s` in any case; a stop ends it at once."""
-        await self._stopped_within(min(least_s, seconds))
-        if self._stop.is_set() or seconds <= least_s:
-            return
-        waits = [asyncio.ensure_future(self._wake.wait()), asyncio.ensure_future(self._stop.wait())]
-        try:
-            await asyncio.wait(waits, timeout=seconds - least_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in waits:
-                one.cancel()
-        if self._wake.is_set():
-            await self._stopped_within(GATHER_S)
-
-    async def _stopped_within(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stop.wait()
-        except TimeoutError:
-            return
+    holding = Holding(lease, claim, PACE, held)
+    clock = asyncio.get_running_loop()
+    probes.alive = lambda: _stuck(clock.time() - loop.health.turned_at_s)
+    probes.ready = lambda: loop.health.trouble or ("" if holding.held else "the lease is not ours")
+    _log.info("started", uid=node.uid)
+    await _first(loop.run(), holding.run(), reporter.run())
+    _log.info("ended", at_rest=loop.health.at_rest)
 
 
-def begun(record: Record) -> bool:
-    """Whether a transaction is past the point up to which it can simply be forgotten."""
-    work = record.node
-    return (work is not None and work.stage not in ("Rest", "Waiting")) or bool(under_way(record))
+def _stuck(silent_s: float) -> str:
+    return f"no turn was made for {silent_s:.0f} s" if silent_s > SILENT_S else ""
+
+
+async def _first(*works: Coroutine[Any, Any, object]) -> None:
+    """Run several until the first of them ends, and end the others; what any of them raised first is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        if task in done:
+            task.result()
+
+
+def api_cluster(transport: Transport, holder: str, wall: Callable[[], datetime], dice: random.Random | None = None
+) -> ApiCluster:
+    """The agent's client of the API server, over this transport. holder: who reports events, as the pod's name."""
+    return ApiCluster(transport, Identity(MANAGER, "migd.dev/agent", holder), wall, dice=dice)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from migd.agent.node.devices import DevicesError
 from migd.agent.node.looking import AgentPorts
 from migd.agent.node.offloading import OffLoop
-from migd.agent.node.signals import COMMANDS, SignalError
+from migd.agent.node.signals import COMMANDS, SignalError, Signals
 from migd.agent.ports import Store
 from migd.agent.running import Machine
 from migd.agent.simulated import SimProcesses, SimReset, SimStore
@@ -80,16 +80,19 @@ class InStep:
     """Runs what blocks inline, and keeps the simulated machine's clock and the running loop's together.
 
     So what a call to the hardware takes passes for everybody on the loop, and what is waited for on the loop passes on
-    the machine.
+    the machine. One for each machine, however many processes use it one after the other.
     """
 
     def __init__(self, host: SimHost) -> None:
         self._clock = host.clock
+        self._ahead_s: float | None = None  # of the loop's clock, from the beginning
 
     async def __call__(self, work: Callable[[], T]) -> T:
         """See `OffLoop`."""
         await asyncio.sleep(0)
-        behind_s = asyncio.get_running_loop().time() - self._clock.now_s()
+        if self._ahead_s is None:
+            self._ahead_s = self._gap_s()
+        behind_s = self._ahead_s - self._gap_s()
         if behind_s > 0:
             self._clock.sleep(behind_s)
         try:
@@ -101,9 +104,13 @@ class InStep:
         return answer
 
     async def _pass(self) -> None:
-        ahead_s = self._clock.now_s() - asyncio.get_running_loop().time()
-        if ahead_s > 0:
-            await asyncio.sleep(ahead_s)
+        assert self._ahead_s is not None, "it was set before the work"
+        took_s = self._gap_s() - self._ahead_s
+        if took_s > 0:
+            await asyncio.sleep(took_s)
+
+    def _gap_s(self) -> float:
+        return self._clock.now_s() - asyncio.get_running_loop().time()
 
 
 def simulated_agent_ports(
@@ -113,24 +120,22 @@ def simulated_agent_ports(
     cluster: Cluster,
     wall: Callable[[], datetime],
     off_loop: OffLoop | None = None,
-    hang_up: Callable[[int], None] = _really,
+    signals: Signals | None = None,
     pid: int | None = None,
 ) -> AgentPorts:
     """The ports of an agent on a simulated machine; called again after a simulated crash it is another process.
 
-    off_loop: by default `InStep`, for virtual time; a thread where time is real. hang_up: delivers SIGHUP to a process
-    of the simulated machine. pid: of the agent's process there, this one where not given.
+    off_loop: by default `InStep`, for virtual time; a thread where time is real. signals: by default to processes of
+    their own, as beside a real API server. pid: of the agent's process there, this one where not given.
     """
     ours = os.getpid() if pid is None else pid
     gpus = NvmlGpus(host.nvml(pid=ours), host.caller)
-    machine = Machine(
-        gpus, SimReset(host), SimProcesses(host, ours), host.clock, host, SimStore(host, store)
-    )
+    machine = Machine(gpus, SimReset(host), SimProcesses(host, ours), host.clock, host, SimStore(host, store))
     return AgentPorts(
         cluster=cluster,
         machine=machine,
         resources=resources,
-        signals=SimSignals(host, hang_up),
+        signals=signals or SimSignals(host),
         devices=SimDeviceFiles(host),
         off_loop=off_loop or InStep(host),
         driver=gpus.driver_version,
