@@ -237,7 +237,7 @@ class Store:
             kind = next(kind for kind in KINDS if kind.plural == plural)
             entry = self.entries(kind).get((namespace, name))
             if entry is not None:
-                self._remove(Target(kind, namespace, name, ""), entry)
+                self.delete(Target(kind, namespace, name, ""), None)
 
     def _index(self, target: Target, before: Entry | None, after: Entry | None) -> None:
         """Keep the way from owners to what they own."""

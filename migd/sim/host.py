@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from migd.sim import driver, processes
+from migd.sim.catalog import Model
 from migd.sim.core import Call, Core, Timekeeper
 from migd.sim.errors import ResetRefusedError, SimFileError, SimulationError, SpecMismatchError
 from migd.sim.face import PRIVILEGES
@@ -153,6 +154,10 @@ class SimHost:
     def gpu_uuids(self) -> tuple[str, ...]:
         """The UUIDs of the GPUs in order of their indices."""
         return self._core.read(lambda m: tuple(g.uuid for g in sorted(m.gpus, key=lambda g: g.index)))
+
+    def model(self, gpu_index: int) -> Model:
+        """What the model of this GPU offers, as its driver and board show it."""
+        return self._core.offer(_by_index(self._core.machine, gpu_index))
 
     def snapshot(self) -> Machine:
         """The machine itself, to look at in a test. In memory it is live."""
