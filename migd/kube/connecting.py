@@ -13,11 +13,14 @@ from typing import Any, Final, Self
 from urllib.parse import urlencode
 
 import aiohttp
+import yaml
 from kubernetes.aio import client, config
 
 from migd.kube.errors import Json
 from migd.kube.transport import JSON, Answer, Query, Transport
 
+_NO_KUBECONFIG: Final = (AttributeError, KeyError, TypeError, ValueError)
+"""What the package raises for a YAML document that is no kubeconfig."""
 _CONNECT_S: Final = 10.0
 _FOREVER: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)  # a watch's silence is watched above this
 
@@ -42,7 +45,7 @@ class HttpTransport(Transport):
                 await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
             else:
                 config.load_incluster_config(client_configuration=configuration)
-        except (config.ConfigException, OSError) as error:
+        except (config.ConfigException, OSError, yaml.YAMLError, *_NO_KUBECONFIG) as error:
             where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the pod's ServiceAccount"
             raise ConnectError(f"cannot connect by {where}: {error}") from error
         configuration.retries = None  # we do: our waits are bounded, told and tested
