@@ -15,7 +15,7 @@ HOLD: Final = "migd.dev/hold"
 APPROVED: Final = "migd.dev/approved"
 _UPGRADE: Final = "nvidia.com/gpu-driver-upgrade-state"
 _STRATEGY: Final = "nvidia.com/mig.strategy"
-_MANAGER_DEPLOY: Final = "nvidia.com/gpu.deploy.mig-manager"
+MANAGER_DEPLOY: Final = "nvidia.com/gpu.deploy.mig-manager"
 _SAFE_LOAD: Final = "nvidia.com/gpu-driver-upgrade.driver-wait-for-safe-load"
 _HAMI: Final = "hami.io/node-nvidia-register"
 _NOS: Final = "nos.nebuly.com/gpu-partitioning"
@@ -67,7 +67,7 @@ class NodeFacts:
     @property
     def mig_manager(self) -> bool:
         """NVIDIA's mig-manager runs here; plans may take over from it."""
-        return self.labels.get(_MANAGER_DEPLOY) == "true"
+        return self.labels.get(MANAGER_DEPLOY) == "true"
 
     @property
     def other_owners(self) -> tuple[str, ...]:
