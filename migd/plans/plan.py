@@ -10,7 +10,6 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from migd.plans.fields import (
-    TIMEOUT_MAX_S,
     Count,
     Duration,
     Glob,
@@ -24,6 +23,7 @@ from migd.plans.fields import (
     Tuple,
     Uuid,
     Value,
+    not_yet,
     once,
     only_true,
     pci_key,
@@ -150,14 +150,10 @@ class Rule(Value):
 
 
 class Disruption(Value):
-    """How gently: when instances in use may be touched, and which pods may go."""
+    """How gently: instances in use are waited for, so long; nothing is evicted in this version."""
 
-    policy: Literal["WaitForIdle", "Evict"] = "WaitForIdle"
+    policy: Annotated[Literal["WaitForIdle"], BeforeValidator(not_yet("Evict"))] = "WaitForIdle"
     timeout_s: Duration = Field(1800, alias="timeout")
-    grace_period_s: Annotated[int, Field(ge=1, le=TIMEOUT_MAX_S)] | None = Field(None, alias="gracePeriodSeconds")
-    max_evictions: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(None, alias="maxEvictions")
-    protect: LabelSelector | None = None
-    allow: Annotated[tuple[Literal["EmptyDir", "Unmanaged"], ...], once("permission"), Tuple] = ()
 
 
 class Rollout(Value):
@@ -237,6 +233,7 @@ class _Metadata(Value):
     managed_fields: object = Field(None, alias="managedFields")
     owner_references: object = Field(None, alias="ownerReferences")
     self_link: object = Field(None, alias="selfLink")
+    generate_name: object = Field(None, alias="generateName")
 
 
 class _Document(Value):
@@ -274,11 +271,6 @@ def cluster_notes(plan: Plan) -> tuple[str, ...]:
         ("approval", spec.approval != "Automatic"),
         ("drift", spec.drift != "Correct"),
         ("owner", spec.owner != "Refuse"),
-        ("disruption.policy: Evict", spec.disruption.policy == "Evict"),
-        ("disruption.gracePeriodSeconds", spec.disruption.grace_period_s is not None),
-        ("disruption.maxEvictions", spec.disruption.max_evictions is not None),
-        ("disruption.protect", spec.disruption.protect is not None),
-        ("disruption.allow", bool(spec.disruption.allow)),
     ]
     ignored = [name for name, given in of_clusters if given]
     return (f"ignored on a single machine, they concern clusters: {', '.join(ignored)}",) if ignored else ()
