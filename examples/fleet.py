@@ -27,7 +27,8 @@ from migd.agent.node.simulated import simulated_agent_ports
 from migd.agent.records import Record
 from migd.agent.store import decode, encode
 from migd.kube.cluster import ApiCluster, Identity
-from migd.kube.transport import Answer, Json, Query, Transport
+from migd.kube.errors import Json
+from migd.kube.transport import Answer, Query, Transport
 from migd.kubelet.ports import KubeletError, PodDevices
 from migd.plans.partitions import Partition, partition_of
 from migd.sim.cluster_faults import Faults
@@ -163,8 +164,11 @@ class Fleet(AbstractAsyncContextManager["Fleet"]):
 
     async def until(self, holds: Callable[[], object], within_s: float = 600.0) -> None:
         """Wait until something holds; OverdueError where it does not in time, or what a program failed on."""
-        await self.cluster.until(lambda: self.check() or holds(), within_s)
-        self.check()
+        def looked() -> object:
+            self.check()
+            return holds()
+
+        await self.cluster.until(looked, within_s)
 
     async def ready(self, name: str, within_s: float = 1800.0) -> None:
         """Wait until a plan is Ready."""
