@@ -58,7 +58,7 @@ class Node:
     ready: bool
     allocatable: Mapping[str, str]
     annotated: bool
-    others: Mapping[str, str] = NOTHING
+    others: Mapping[str, str] = field(default_factory=lambda: NOTHING)
 
     @property
     def closed(self) -> bool:

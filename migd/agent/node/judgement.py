@@ -1,4 +1,4 @@
-"""How one GPU stands: its phase, the cause, its conditions, and who is in the way. Derived; nothing is steered by it."""
+"""How one GPU stands: its phase, the cause, its conditions, and who is in the way. Nothing is steered by it."""
 
 from __future__ import annotations
 

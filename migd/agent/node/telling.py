@@ -64,6 +64,7 @@ def _status(record: Record, view: View, judged: Judged, partition: Stored[Partit
     said = judgement_of(record, view, judged, partition)
     readable = now is not None and not now.out_of_reach
     ours = record.gpu(now.uuid if now is not None else partition.name)
+    half_way = said.phase in ("Changing", "RollingBack") and said.phase == was.phase  # each step is not worth a write
     return PartitionStatus(
         observed_generation=partition.generation,
         phase=said.phase,
@@ -71,7 +72,7 @@ def _status(record: Record, view: View, judged: Judged, partition: Stored[Partit
         message="" if said.phase in ("Ready", "Idle") else cut(said.cause.message, MESSAGE_MAX),
         conditions=following(was.conditions, said.conditions, partition.generation, view.seen.wall),
         board=board_doc(now, view.seen.driver) if now is not None and readable else was.board,
-        observed=observed_doc(now, ours.owned) if now is not None and readable else was.observed,
+        observed=observed_doc(now, ours.owned) if now is not None and readable and not half_way else was.observed,
         blockers=said.blockers,
         blockers_left_out=said.blockers_left_out,
         last_transition=transition_doc(record, partition, now, was.last_transition),

@@ -47,8 +47,8 @@ def watch(record: Record, view: View) -> tuple[Record, Effect | None]:
         return (record if well == work else working(record, well)), None
     if work.unadvertised is not None:
         record, effect = _nudged(record, view)
-        work = work_of(record)
-        return record, effect or Wait(_next_nudge_s(work) - view.now_s, odd)
+        left_s = _next_nudge_s(work) - view.now_s
+        return record, effect or (Wait(left_s, odd) if left_s > 0 else None)
     since_s = view.now_s if work.short_s is None else work.short_s
     left_s = since_s + VERIFY_MAX_S - view.now_s
     if left_s > 0:
