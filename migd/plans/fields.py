@@ -140,6 +140,17 @@ def some(what: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def most(number: int, what: str) -> AfterValidator:
+    """Refuses more of something than an object of the API may have; the bounds are the definitions'."""
+
+    def check(values: Any) -> Any:
+        if len(values) > number:
+            raise wrong(f"has {len(values)} {what}, more than {number}")
+        return values
+
+    return AfterValidator(check)
+
+
 def once(what: str, key: Callable[[Any], object] = lambda value: value) -> AfterValidator:
     """Refuses a list that names one thing twice, and says where both are."""
 
@@ -188,11 +199,11 @@ def sorted_labels(values: dict[str, str]) -> dict[str, str]:
 Tuple = Field(strict=False)
 """Marks a list: a YAML list becomes a tuple; what is in it stays strict."""
 Count = Annotated[int, Field(ge=1, le=COUNT_MAX)]
-ProfileText = Annotated[str, AfterValidator(_profile)]
+ProfileText = Annotated[str, most(32, "characters"), AfterValidator(_profile)]
 Duration = Annotated[int, BeforeValidator(_seconds), PlainSerializer(duration_of)]
 Index = Annotated[int, Field(ge=0, le=INDEX_MAX)]
 Uuid = Annotated[str, AfterValidator(_uuid)]
-Glob = Annotated[str, AfterValidator(_glob)]
+Glob = Annotated[str, most(256, "characters"), AfterValidator(_glob)]
 PciDeviceId = Annotated[str, BeforeValidator(check_pci)]
 Named = some("name at least one, or leave it out")
 PlanName = Annotated[str, AfterValidator(_plan_name)]

@@ -115,6 +115,7 @@ GOOD: Final = (
 )
 
 _AT: Final = "spec.rules[0].instances[0]"
+_MANY_RULES: Final = tuple({"gpus": {"indices": [n]}, "mig": "Disabled"} for n in range(257))
 BAD: Final = (
     _instances("count-0", f"{_AT}.count: Invalid value: 0", {"memoryGB": 5, "count": 0}),
     _instances("count-below-0", f"{_AT}.count: Invalid value: -1", {"memoryGB": 5, "count": -1}),
@@ -254,33 +255,6 @@ BAD: Final = (
     *(Doc(f"name-{n[:5]}", plan(n), "metadata.name: Invalid value") for n in ("A", "a_b", "-a", "a..b", "x" * 254)),
     Doc("no-name", {**plan("x"), "metadata": {}}, "name or generateName is required"),
     Doc("unknown-at-the-top", {**plan("test"), "extra": 1}, 'unknown field "extra"'),
-)
-
-DIFFERENCES: Final = {
-    # refused by the strict values only
-    "uuid-twice-in-another-case": "one GPU named twice in upper and lower case",
-    "index-of-an-earlier-rule": "an index or UUID that an earlier rule has already",
-    "index-among-others": "an index or UUID that an earlier rule has already",
-    "uuid-of-an-earlier-rule": "an index or UUID that an earlier rule has already",
-    "null-for-a-default": "`null` for a field with a default",
-    "whole-number-with-a-point": "`2.0` for `2`",
-    # refused by the API server only
-    "257-rules": "256 rules",
-    "33-kinds": "32 kinds of instance",
-    "129-uuids": "128 UUIDs",
-    "33-pci-ids": "32 PCI device ids",
-    "65-models": "64 models",
-    "long-model": "256 characters in a model",
-    "long-profile": "32 characters in a profile name",
-    "65-labels": "64 labels",
-    "65-expressions": "64 expressions",
-    "65-values": "64 values",
-}
-_MANY_RULES: Final = tuple({"gpus": {"indices": [n]}, "mig": "Disabled"} for n in range(257))
-DIFFERENT: Final = (
-    *(doc for doc in BAD if doc.id in DIFFERENCES),
-    _spec("null-for-a-default", "", priority=None),
-    _instances("whole-number-with-a-point", "", {"memoryGB": 5, "count": 2.0}),
     _spec(
         "257-rules",
         "Too many: 257: must have at most 256",
@@ -303,4 +277,19 @@ DIFFERENT: Final = (
         "must have at most 64",
         nodeSelector={"matchExpressions": [{"key": "a", "operator": "In", "values": [f"b{n}" for n in range(65)]}]},
     ),
+)
+
+DIFFERENCES: Final = {
+    # refused by the strict values only
+    "uuid-twice-in-another-case": "one GPU named twice in upper and lower case",
+    "index-of-an-earlier-rule": "an index or UUID that an earlier rule has already",
+    "index-among-others": "an index or UUID that an earlier rule has already",
+    "uuid-of-an-earlier-rule": "an index or UUID that an earlier rule has already",
+    "null-for-a-default": "`null` for a field with a default",
+    "whole-number-with-a-point": "`2.0` for `2`",
+}
+DIFFERENT: Final = (
+    *(doc for doc in BAD if doc.id in DIFFERENCES),
+    _spec("null-for-a-default", "", priority=None),
+    _instances("whole-number-with-a-point", "", {"memoryGB": 5, "count": 2.0}),
 )

@@ -211,6 +211,8 @@ def test_what_v1alpha1_does_not_have_is_refused_with_a_sentence(key, what):
         ({"disruption": {"timeout": "200h"}}, "spec.disruption.timeout", "between 1s and 168h"),
         ({"disruption": {"timeout": "-5m"}}, "spec.disruption.timeout", "is not a duration"),
         ({"disruption": {"timeout": "٣m"}}, "spec.disruption.timeout", "is not a duration"),
+        ({"rules": [{"gpus": {"indices": [n]}, "mig": "Disabled"} for n in range(257)]}, "spec.rules", "more than 256"),
+        ({"nodeSelector": {"matchLabels": {f"a{n}": "" for n in range(65)}}}, "spec.nodeSelector.matchLabels", "64"),
         ({"disruption": {"policy": "waitforidle"}}, "spec.disruption.policy", "did you mean WaitForIdle?"),
         ({"disruption": {"policy": "Evict"}}, "spec.disruption.policy", "Evict is not in this version yet"),
         *(
