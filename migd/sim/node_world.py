@@ -234,15 +234,15 @@ class SimulatedCluster:
         self.stage.check()
 
     async def quiet(self, for_s: float = 5.0, within_s: float = 600.0) -> None:
-        """Wait until nobody has written anything for so long, but for heartbeats; OverdueError where that never is."""
+        """Wait until nothing has happened for so long but heartbeats; OverdueError where that never is."""
         requests = self.cluster.requests
-        seen, since_s = len(requests), self.stage.now_s()
+        seen, lines, since_s = len(requests), len(self.log), self.stage.now_s()
 
         def holds() -> bool:
-            nonlocal seen, since_s
-            if any(request.writes and not _heartbeat(request) for request in requests[seen:]):
+            nonlocal seen, lines, since_s
+            if lines != len(self.log) or any(r.writes and r.resource not in _HEARTBEATS for r in requests[seen:]):
                 since_s = self.stage.now_s()
-            seen = len(requests)
+            seen, lines = len(requests), len(self.log)
             return self.stage.now_s() - since_s >= for_s
 
         await self.until(holds, within_s)
@@ -264,10 +264,6 @@ class SimulatedCluster:
                 await self.stage.stirred.wait()
         except TimeoutError:
             return
-
-
-def _heartbeat(request: Any) -> bool:
-    return request.resource in _HEARTBEATS
 
 
 class _Standing:

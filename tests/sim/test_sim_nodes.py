@@ -280,6 +280,28 @@ def test_what_ends_while_the_kubelet_is_away_is_told_when_it_is_back():
     play(story)
 
 
+def test_containers_that_were_about_to_start_when_the_kubelet_went_start_when_it_is_back():
+    async def story(world: SimulatedCluster) -> None:
+        world.admin.create("pods", pod_document("p", {SMALL: 1}))
+        await world.until(lambda: world.node("n1").kubelet.pod_resources(), 2)
+        world.restart_kubelet("n1", away_s=10)
+        await asyncio.sleep(9)
+        assert phase(world, "p") == "Pending"
+        await world.until(lambda: phase(world, "p") == "Running", 5)
+
+    play(story)
+
+
+def test_a_plugin_that_crashes_over_and_over_is_away_for_longer_each_time():
+    async def story(world: SimulatedCluster) -> None:
+        world.crash_loop(plugin_pod(world)["metadata"]["uid"], "n1", times=3, every_s=20)
+        await world.until(lambda: set(world.allocatable("n1").values()) == {0}, 60)
+        await world.until(lambda: world.allocatable("n1")[SMALL] == 2, 60)
+        assert plugin_pod(world)["status"]["containerStatuses"][0]["restartCount"] >= 2
+
+    play(story)
+
+
 def test_a_kept_pod_whose_container_restarts_late_in_a_pause_hangs_until_the_plugin_is_back():
     async def story(world: SimulatedCluster) -> None:
         world.admin.create("pods", pod_document("p", {SMALL: 1}))
