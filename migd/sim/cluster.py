@@ -231,14 +231,16 @@ class SimTransport:
         except Refusal as refusal:
             yield {"type": "ERROR", "object": refusal.body}
             return
+        begun = False
         with self._cluster.watching(watch):
             while True:
                 watch.news.clear()
                 try:
-                    due = list(store.history(watch.target.kind, watch.at))
+                    due = list(store.history(watch.target.kind, watch.at, begun))
                 except Refusal as refusal:
                     yield {"type": "ERROR", "object": refusal.body}
                     return
+                begun = True
                 for happened in due:
                     match faults.of_watch():
                         case WatchTrouble.GONE:

@@ -428,14 +428,64 @@ def test_b40_a_lost_status_update_leaves_a_number_that_nobody_offers_any_more():
 
 def test_mig_manager_applies_its_label_over_everything():
     async def story(world: SimulatedCluster) -> None:
-        deploy = "nvidia.com/gpu.deploy.mig-manager"
-        world.admin.label("n1", {"nvidia.com/mig.config": "all-disabled", deploy: "true"})
-        state = "nvidia.com/mig.config.state"
-        await world.until(lambda: world.get("nodes", "n1")["metadata"]["labels"].get(state) == "success", 60)
-        assert not any(g.mig for g in world.node("n1").host.snapshot().gpus)
-        await world.until(lambda: world.allocatable("n1")[GPU] == 2, 30)
+        def state() -> str | None:
+            return world.get("nodes", "n1")["metadata"]["labels"].get("nvidia.com/mig.config.state")
 
-    play(story, NodeSpec("n1", "2xa100-80gb", style="operator", layout=CUT, mig_manager=True))
+        host = world.node("n1").host
+        assert host.snapshot().gpus[0].instances
+        world.admin.label("n1", {manager: "true"})
+        await world.until(lambda: state() == "success", 60)
+        assert not any(g.mig for g in host.snapshot().gpus)
+        await world.until(lambda: world.allocatable("n1")[GPU] == 2, 30)
+        world.admin.label("n1", {"nvidia.com/mig.config": "all-1g.10gb"})
+        await world.until(lambda: state() == "pending", 10)
+        await world.until(lambda: state() == "success", 60)
+        await world.until(lambda: world.allocatable("n1")[SMALL] == 14, 30)
+        world.admin.label("n1", {"nvidia.com/mig.config": "all-of-it"})
+        await world.until(lambda: state() == "failed", 60)
+
+    manager = "nvidia.com/gpu.deploy.mig-manager"
+    play(story, NodeSpec("n1", "2xa100-80gb", "operator", layout=CUT, mig_manager=True, labels={manager: "false"}))
+
+
+def test_of_several_programs_that_are_said_alike_by_the_chart_only_one_is_the_plugin():
+    async def story(world: SimulatedCluster) -> None:
+        named = [(p["metadata"]["labels"], p["spec"]["containers"][0]["name"]) for p in world.pods("n1")]
+        names = [name for labels, name in named if labels["app.kubernetes.io/name"] == "nvidia-device-plugin"]
+        assert sorted(names) == ["gpu-feature-discovery-ctr", "nvidia-device-plugin-ctr"]
+
+    play(story)
+
+
+def test_an_object_is_applied_as_an_admin_does_and_refused_with_the_reason():
+    plan = {"apiVersion": "migd.dev/v1alpha1", "kind": "GPUPartitionPlan", "metadata": {"name": "p"}}
+
+    async def story(world: SimulatedCluster) -> None:
+        made = world.apply({**plan, "spec": {"nodeSelector": {}, "rules": []}})
+        assert made["metadata"]["generation"] == 1
+        with pytest.raises(ValueError, match="rules: Required value"):
+            world.apply({**plan, "metadata": {"name": "q"}, "spec": {"nodeSelector": {}}})
+        world.delete("gpupartitionplans", "p")
+        assert world.get("gpupartitionplans", "p") is None
+
+    play(story)
+
+
+def test_a_compacted_history_ends_no_watch_that_had_nothing_to_see():
+    async def story(world: SimulatedCluster) -> None:
+        query = {"fieldSelector": "metadata.name=p", "resourceVersion": str(world.cluster.store.version)}
+        async with world.cluster.transport("somebody").watch("/api/v1/pods", query) as events:
+            first = asyncio.ensure_future(anext(events))
+            for n in range(3):
+                world.admin.create("pods", pod_document(f"other-{n}"))
+                await asyncio.sleep(1)
+            world.admin.cordon("n1")
+            world.cluster.store.forget()
+            world.admin.create("pods", pod_document("p"))
+            event = await first
+            assert (event["type"], event["object"]["metadata"]["name"]) == ("ADDED", "p")
+
+    play(story, NodeSpec("n1", "1xl40s"))
 
 
 def test_the_machines_clock_is_the_loops_and_calls_that_take_time_move_it():
