@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -538,3 +539,10 @@ def test_what_does_not_come_about_says_what_did():
             await world.until(lambda: False, 10)
 
     play(story)
+
+
+def test_the_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]):
+    page = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text("utf-8")
+    example = next(part for part in page.split("```python\n")[1:] if "run_virtually" in part).partition("```")[0]
+    exec(example, {})
+    assert "default/train-1 gets MIG-" in capsys.readouterr().out
