@@ -103,6 +103,7 @@ KINDS: Final = (
     SimKind("v1", "Node", "nodes", status=True, list_maps={("status", "conditions"): ("type",)}),
     SimKind("v1", "Pod", "pods", namespaced=True, status=True, list_maps={("status", "conditions"): ("type",)}),
     SimKind("coordination.k8s.io/v1", "Lease", "leases", namespaced=True),
+    SimKind("resource.k8s.io/v1", "ResourceSlice", "resourceslices"),
     SimKind("events.k8s.io/v1", "Event", "events", namespaced=True, check=_event),
 )
 
