@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pynvml
@@ -586,5 +587,6 @@ def test_the_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str
 
 
 def test_a_machine_in_a_file_keeps_its_own_time(tmp_path: Path):
-    with pytest.raises(SimulationError, match="keeps its own time"):
-        SimHost.open(tmp_path / "machine.json", "l40s").follow_time(VirtualLoop())
+    host = SimHost.open(tmp_path / "machine.json", "l40s")
+    with closing(VirtualLoop()) as loop, pytest.raises(SimulationError, match="keeps its own time"):
+        host.follow_time(loop)
