@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 
 import pynvml
 import pytest
 
-from migd.sim.cluster_time import run_virtually
+from migd.sim import SimHost, SimulationError
+from migd.sim.cluster_time import VirtualLoop, run_virtually
 from migd.sim.node_acting import Actor
 from migd.sim.node_carving import carve, clear
 from migd.sim.node_documents import node_of, pod_document, running
@@ -293,6 +295,42 @@ def test_containers_that_were_about_to_start_when_the_kubelet_went_start_when_it
     play(story)
 
 
+def test_a_pod_removed_by_force_while_the_kubelet_is_away_ends_when_it_is_back():
+    async def story(world: SimulatedCluster) -> None:
+        world.admin.create("pods", pod_document("p", {SMALL: 1}))
+        await world.until(lambda: phase(world, "p") == "Running")
+        world.restart_kubelet("n1", away_s=10)
+        world.admin.delete("pods", world.get("pods", "p", "default"), 0)
+        await asyncio.sleep(9)
+        assert world.node("n1").host.snapshot().processes
+        await asyncio.sleep(2)
+        assert not world.node("n1").host.snapshot().processes
+        assert world.node("n1").kubelet.pod_resources() == ()
+
+    play(story)
+
+
+def test_the_device_of_a_pod_that_ended_goes_to_the_next_at_once():
+    async def story(world: SimulatedCluster) -> None:
+        world.admin.create("pods", pod_document("p", {THREE: 1}, annotations={"sim.migd.dev/lasts-s": 10}))
+        await world.until(lambda: phase(world, "p") == "Running")
+        world.admin.create("pods", pod_document("q", {THREE: 1}))
+        await world.until(lambda: phase(world, "p") == "Succeeded", 11)
+        await world.until(lambda: phase(world, "q") == "Running", 2)
+
+    play(story)
+
+
+def test_a_pod_of_a_daemonset_that_failed_is_replaced():
+    async def story(world: SimulatedCluster) -> None:
+        failed = plugin_pod(world)
+        metadata = failed["metadata"]
+        world.admin.merge("pods", metadata["name"], {"status": {"phase": "Failed"}}, metadata["namespace"], "status")
+        await world.until(lambda: plugin_pod(world) and plugin_pod(world)["metadata"]["uid"] != metadata["uid"], 3)
+
+    play(story)
+
+
 def test_a_plugin_that_crashes_over_and_over_is_away_for_longer_each_time():
     async def story(world: SimulatedCluster) -> None:
         world.crash_loop(plugin_pod(world)["metadata"]["uid"], "n1", times=3, every_s=20)
@@ -546,3 +584,9 @@ def test_the_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str
     example = next(part for part in page.split("```python\n")[1:] if "run_virtually" in part).partition("```")[0]
     exec(example, {})
     assert "default/train-1 gets MIG-" in capsys.readouterr().out
+
+
+def test_a_machine_in_a_file_keeps_its_own_time(tmp_path: Path):
+    host = SimHost.open(tmp_path / "machine.json", "l40s")
+    with closing(VirtualLoop()) as loop, pytest.raises(SimulationError, match="keeps its own time"):
+        host.follow_time(loop)
