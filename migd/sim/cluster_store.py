@@ -321,7 +321,9 @@ class Store:
         after = {**before, **after} if target.subresource else {**after, **kept}
         own = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
         told = after.get("metadata", {})
-        metadata = {k: v for k, v in told.items() if k not in (*own, "managedFields") and v not in ({}, [])}  # omitempty
+        metadata = {
+            k: v for k, v in told.items() if k not in (*own, "managedFields") and v not in ({}, [])
+        }  # omitempty
         named = {k: v for k, v in before["metadata"].items() if k in own}
         return {**after, "apiVersion": before["apiVersion"], "kind": before["kind"], "metadata": {**metadata, **named}}
 

@@ -107,7 +107,8 @@ async def _first(*works: Coroutine[Any, Any, object]) -> None:
             task.result()
 
 
-def api_cluster(transport: Transport, holder: str, wall: Callable[[], datetime], dice: random.Random | None = None
+def api_cluster(
+    transport: Transport, holder: str, wall: Callable[[], datetime], dice: random.Random | None = None
 ) -> ApiCluster:
     """The agent's client of the API server, over this transport. holder: who reports events, as the pod's name."""
     return ApiCluster(transport, Identity(MANAGER, "migd.dev/agent", holder), wall, dice=dice)
