@@ -24,6 +24,7 @@ _UNOWNED: Final = frozenset(
     {("apiVersion",), ("kind",), *(("metadata", name) for name in ("name", "namespace", "uid", "resourceVersion"))}
 )
 """What names the object and is nobody's field. Source: apimachinery, managedfields' stripMeta."""
+_ENCODE: Final = json.JSONEncoder(sort_keys=True).encode
 _ATOMIC_ITEMS: Final = frozenset({("metadata", "ownerReferences")})
 """List maps whose items are one value each. Source: apimachinery, OwnerReference has +structType=atomic."""
 
@@ -48,7 +49,7 @@ def wanted(body: Json, list_maps: ListMaps) -> Digest:
 
 def digest(leaves: Iterator[tuple[str, Any]]) -> Digest:
     """A digest of paths with their values, in whatever order they come."""
-    text = json.dumps(sorted((path, json.dumps(value, sort_keys=True)) for path, value in leaves))
+    text = _ENCODE(sorted([(path, "s" + value if type(value) is str else _ENCODE(value)) for path, value in leaves]))
     return hashlib.sha256(text.encode()).digest()[:16]
 
 
