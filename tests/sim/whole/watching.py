@@ -45,7 +45,6 @@ class Closed:
 class Watching:
     """Watches one story. wrong: what should never have been. reached: what was met, for coverage."""
 
-    limit: int = 1
     wrong: list[str] = field(default_factory=list)
     reached: set[str] = field(default_factory=set)
     closed: dict[str, Closed] = field(default_factory=dict)
@@ -137,9 +136,17 @@ class Watching:
         if self.now_s() - self.disturbed_s.get(f"power {name}", -1e9) < 600:
             return  # after a reboot a node is closed at once
         rolling = [n for n, c in self.closed.items() if c.turn not in self.done.get(n, ()) and c.turn]
-        if turn and len(rolling) > self.limit:
-            self.says(f"{', '.join(sorted(rolling))} are closed at once, and {self.limit} may be")
+        if turn and len(rolling) > self._limit():
+            self.says(f"{', '.join(sorted(rolling))} are closed at once, and {self._limit()} may be")
         self._must_be_idle(name, turn)
+
+    def _limit(self) -> int:
+        """How many nodes may be closed at once: the largest that any plan allows."""
+        most = [1]
+        for one in self.cluster.all("gpupartitionplans"):
+            said = (one["spec"].get("rollout") or {}).get("maxUnavailable", 1)
+            most.append(said if isinstance(said, int) else max(1, len(self.fleet.nodes) * int(said[:-1]) // 100))
+        return max(most)
 
     def _must_be_idle(self, name: str, turn: str) -> None:
         there = truth(self.cluster.node(name))
