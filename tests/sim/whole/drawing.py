@@ -18,21 +18,44 @@ CUTS: Final[dict[str, tuple[dict[str, int], ...]]] = {
 """By model, layouts that it can be cut into."""
 HOPPER: Final = frozenset({"h100-sxm-80gb"})
 ACTS: Final[dict[str, int]] = {
-    "edit": 6, "pause": 4, "delete": 2, "conflict": 3, "infeasible": 2, "off": 2, "two plans": 1,
-    "drift": 3, "hold": 3, "hold gpu": 2, "retry": 2, "reload": 1,
-    "api away": 3, "api bad": 5, "watches bad": 3,
-    "nvml error": 6, "nvml late error": 4, "nvml in use": 2, "nvml hang": 2, "nvml skip": 1, "save error": 1,
-
-        "refresh error": 1,
-        "agent kill": 3,
-        "agent crash": 8,
-        "agent strike": 6,
-        "operator kill": 3,
-        "two operators": 2
-    ,
+    "edit": 6,
+    "pause": 4,
+    "delete": 2,
+    "conflict": 3,
+    "infeasible": 2,
+    "off": 2,
+    "two plans": 1,
+    "drift": 3,
+    "hold": 3,
+    "hold gpu": 2,
+    "retry": 2,
+    "reload": 1,
+    "api away": 3,
+    "api bad": 5,
+    "watches bad": 3,
+    "nvml error": 6,
+    "nvml late error": 4,
+    "nvml in use": 2,
+    "nvml hang": 2,
+    "nvml skip": 1,
+    "save error": 1,
+    "refresh error": 1,
+    "agent kill": 3,
+    "agent crash": 8,
+    "agent strike": 6,
+    "operator kill": 3,
+    "two operators": 2,
     "operator strike": 3,
-    "reboot": 4, "kubelet restart": 3, "plugin crashes": 2, "cordon": 3, "mig-manager": 2, "node vanishes": 2,
-    "node joins": 2, "gpu lost": 2, "xid": 1, "jobs": 3,
+    "reboot": 4,
+    "kubelet restart": 3,
+    "plugin crashes": 2,
+    "cordon": 3,
+    "mig-manager": 2,
+    "node vanishes": 2,
+    "node joins": 2,
+    "gpu lost": 2,
+    "xid": 1,
+    "jobs": 3,
 }
 """What may happen in a story, with how often."""
 CALLS: Final = (
@@ -98,7 +121,10 @@ def tale(seed: int) -> Tale:
     chances = Chances(0.0, 0.0)
     if kind > 0.15:
         number = dice.choice((1, 1, 1, 2, 2, 3, 4))
-        times = sorted(round(dice.choice((dice.uniform(0, 40), dice.uniform(0, 150))), 3) for _ in range(number))
+        times = sorted(
+            round(dice.choice((dice.uniform(0, 45), dice.uniform(0, 45), dice.uniform(0, 150))), 3)
+            for _ in range(number)
+        )
         acts = tuple(Act(at, dice.choices(list(ACTS), list(ACTS.values()))[0], dice.getrandbits(32)) for at in times)
         if dice.random() < 0.1:
             chances = Chances(0.03, 0.02)

@@ -26,7 +26,8 @@ def settled(fleet: Fleet, acting: Acting) -> bool:
     for one in fleet.partitions():
         if one.spec.node_name in acting.gone:
             continue
-        if one.status.phase not in RESTING or one.status.observed_generation != one.generation:
+        given_up = one.status.phase == "Failed" and one.spec.node_name in acting.odd
+        if (one.status.phase not in RESTING and not given_up) or one.status.observed_generation != one.generation:
             return False
         if one.status.phase == "Pending" and one.spec.assignment is not None:
             return False
@@ -58,7 +59,7 @@ def _of_node(fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, An
         if one is None:
             wrong.append(f"{node.name}: GPU {gpu.index} has no object")
         else:
-            wrong += [f"{node.name} GPU {gpu.index}: {why}" for why in _of_gpu(fleet, node, document, one, gpu)]
+            wrong += [f"{node.name} GPU {gpu.index}: {why}" for why in _of_gpu(fleet, acting, node, document, one, gpu)]
     lost = any(gpu.lost for gpu in there.values())
     if not lost and node.name not in acting.odd:
         told = {name: number for name, number in fleet.cluster.allocatable(node.name).items() if number}
@@ -80,7 +81,9 @@ def _labels(node: SimNode, document: dict[str, Any], there: dict[str, GpuTruth],
     return [] if ours == wanted else [f"{node.name} has labels {ours}, and there is {wanted}"]
 
 
-def _of_gpu(fleet: Fleet, node: SimNode, document: dict[str, Any], one: Partition, gpu: GpuTruth) -> list[str]:
+def _of_gpu(
+    fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, Any], one: Partition, gpu: GpuTruth
+) -> list[str]:
     phase, reason = one.status.phase, one.status.reason
     if gpu.lost:
         return [] if phase == "Lost" else [f"it is lost, and told to be {phase}"]
@@ -91,10 +94,12 @@ def _of_gpu(fleet: Fleet, node: SimNode, document: dict[str, Any], one: Partitio
     wish = _wish(one)
     as_wished = wish is not None and _is(gpu, wish)
     if phase == "Ready" and not as_wished:
-        wrong.append(f"Ready, and there is {gpu.layout} for {one.spec.desired.summary if one.spec.desired else 'no wish'}")
+        wrong.append(
+            f"Ready, and there is {gpu.layout} for {one.spec.desired.summary if one.spec.desired else 'no wish'}"
+        )
     if phase in ("Ready", "Idle"):
         return wrong + _transition(one, gpu)
-    if not _true(fleet, node, document, one, gpu):
+    if not _true(fleet, acting, node, document, one, gpu):
         wrong.append(f"{phase} {reason} is not true: {one.status.message}")
     return wrong
 
@@ -121,10 +126,11 @@ def _transition(one: Partition, gpu: GpuTruth) -> list[str]:
     return []
 
 
-def _true(fleet: Fleet, node: SimNode, document: dict[str, Any], one: Partition, gpu: GpuTruth) -> bool:
+def _true(fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, Any], one: Partition, gpu: GpuTruth) -> bool:
     """Whether the reason why a GPU is not as wished holds in the world as it is."""
     labels, annotations = labels_of(document), document["metadata"].get("annotations") or {}
-    held = bool(gpu.held) or any(t.held for t in gpu.there)
+    there = truth(node).values()
+    held = any(g.held or any(t.held for t in g.there) for g in there)  # a turn is of all GPUs of a node
     match one.status.reason:
         case "InUse" | "NeverIdle":
             return held or _unpaused(fleet, node)
@@ -133,13 +139,17 @@ def _true(fleet: Fleet, node: SimNode, document: dict[str, Any], one: Partition,
         case "ForeignOwner":
             return labels.get("nvidia.com/gpu.deploy.mig-manager") == "true"
         case "ForeignInstances":
-            return bool(gpu.there) and one.spec.desired is not None and one.spec.desired.foreign_instances == "Refuse"
+            desired = one.spec.desired
+            return desired is not None and (
+                (bool(gpu.there) and desired.foreign_instances == "Refuse")
+                or (desired.drift == "Observe" and "drift" in acting.done)
+            )
         case "GPUUnhealthy":
             return gpu.lost or "xid" in fleet.cluster.log[-1] or bool(one.status.board and one.status.board.trouble)
         case "RebootRequired":
             return gpu.mig != gpu.pending
         case "NotAdvertised" | "NoDevicePlugin":
-            return not any(running(pod) for pod in _plugins(fleet, node))
+            return any(g.lost for g in there) or not any(running(pod) for pod in _plugins(fleet, node))
         case "Paused":
             return bool(fleet.plan(PLAN)["spec"].get("paused"))
     return one.status.phase in ("Pending", "Idle") and one.spec.assignment is None
@@ -168,7 +178,7 @@ def _of_plan(fleet: Fleet, name: str, acting: Acting) -> list[str]:
     ready = bool(mine) and all(p.status.phase == "Ready" for p in mine)
     if status == "True" and not ready:
         return [f"plan {name} is Ready, and {[p.status.phase for p in mine]}"]
-    if status == "True" or reason not in ("Waiting", "AsWished", "Valid"):
+    if status == "True" or not mine or reason not in ("Waiting", "AsWished", "Valid"):
         return []
     others = {p.status.phase for p in fleet.partitions()} - {"Ready"}
     away = acting.gone or any(node.name in acting.odd for node in fleet.nodes) or _cordoned(fleet) or others

@@ -81,7 +81,9 @@ async def _told(story: Tale, fleet: Fleet, watching: Watching, acting: Acting) -
     await asyncio.sleep(REST_S)
     fleet.check()
     if _at_rest(fleet):
-        wrong += [f"at rest {r.user} writes {r.resource} {r.name}" for r in fleet.cluster.cluster.requests[at:] if _ours(r)]
+        wrong += [
+            f"at rest {r.user} writes {r.resource} {r.name}" for r in fleet.cluster.cluster.requests[at:] if _ours(r)
+        ]
     return wrong
 
 
