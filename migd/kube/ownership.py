@@ -55,7 +55,7 @@ def digest(leaves: Iterator[tuple[str, Any]]) -> Digest:
 
 
 def _text(value: Any) -> str:
-    """A JSON value as a text, the same for equal values only, whatever the order of keys. Most are plain: no encoder."""
+    """A JSON value as a text, whatever the order of its keys; most values are plain and need no encoder."""
     return _SORTED.encode(value) if isinstance(value, dict | list) else repr(value)
 
 
