@@ -60,7 +60,8 @@ async def run_agent(
 
     Time is the running loop's, and every port is the caller's, so that many agents run in one loop in virtual time.
     NoNodeError where the cluster has no such node. HungAgentError where the hardware no longer answers: the process is
-    to end, and the next one goes on. dice: for jitter only. mind: what decides. RecordError where the record cannot be read.
+    to end, and the next one goes on. RecordError where the record cannot be read. dice: for jitter only. mind: what
+    decides.
     """
     metrics, probes = metrics or Metrics(), probes or Probes()
     wake = asyncio.Event()
