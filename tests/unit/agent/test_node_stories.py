@@ -270,6 +270,26 @@ def test_what_becomes_busy_while_the_node_closes_is_waited_for_open() -> None:
     assert node.phases() == ["Ready", "Ready"]
 
 
+@pytest.mark.parametrize("install", INSTALLS)
+def test_what_becomes_busy_while_clients_pause_is_not_touched(install: str) -> None:
+    node = ready(install)
+    node.wish("bbbbbbbb", {0: TWO_G, 1: ONE_G})
+    until_stage(node, "Pausing")
+    node.gpus[0].used = set(made("1g@2"))
+    node.run(55)
+    assert node.operations == []
+    assert node.untouched()
+    assert node.phases() == ["WaitingForIdle", "WaitingForIdle"]
+
+
+def test_a_plugin_that_ran_on_looks_again_also_where_the_numbers_are_right_already() -> None:
+    node = ready("Tolerant", 1)
+    node.gpus[0].bare.add(max(node.gpus[0].made))  # somebody destroyed its compute instance; the plugin does not see it
+    node.run(200)
+    assert node.phases() == ["Ready"]
+    assert kinds(node) == ["ChangeNode", "CreateComputeInstance", "RefreshDevices", "HangUp", "ChangeNode"]
+
+
 def test_a_client_that_does_not_stop_is_named_and_the_node_is_opened_and_tried_again() -> None:
     node = ready()
     node.clients_stay = True
