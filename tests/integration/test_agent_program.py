@@ -1,7 +1,7 @@
 """`migd agent` as a process on a real API server: what it writes, and that it writes nothing when nothing differs.
 
-The kubelet of this node says that nobody holds a device, and there is no device plugin: what more they are for is tested
-with simulated nodes.
+The kubelet of this node says that nobody holds a device, and there is no device plugin: what more they are for is
+tested with simulated nodes.
 """
 
 from __future__ import annotations
