@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from aiohttp import web
+
 from migd.kube.connecting import HttpTransport
 from migd.kube.transport import JSON
 
