@@ -7,16 +7,17 @@ nothing of ours but its own parts. Not simulated: rights and policies but by `po
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from migd.sim.cluster_answers import Refusal, Target, matcher, status
 from migd.sim.cluster_faults import Faults, Trouble, WatchTrouble
-from migd.sim.cluster_fields import Json
-from migd.sim.cluster_store import Answer, Entry, Happened, Refusal, Store, Target, matcher, status
+from migd.sim.cluster_fields import Json, copied
+from migd.sim.cluster_kinds import SimKind
+from migd.sim.cluster_store import Answer, Entry, Happened, Listener, Store
 
 BOOKMARK_S: Final = 60.0
 _START: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -56,7 +57,8 @@ class SimCluster:
         self.policy = policy
         self.requests: list[SimRequest] = []
         self.store = Store(seed, lambda: self.now().strftime("%Y-%m-%dT%H:%M:%SZ"), self._wake)
-        self._waiting: set[asyncio.Event] = set()
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._listeners: list[Listener] = []
 
     def now(self) -> datetime:
         """The wall clock; it starts on 2026-01-01 and goes as the running loop's does."""
@@ -81,7 +83,7 @@ class SimCluster:
             if refusal.code == 404 and "resource" in str(refusal):
                 return code, {}, found
         name = target.name or str(((body or {}) if isinstance(body, dict) else {}).get("metadata", {}).get("name", ""))
-        self.requests.append(SimRequest(user, verb, resource, name, code, copy.deepcopy(body)))
+        self.requests.append(SimRequest(user, verb, resource, name, code, copied(body)))
         return code, {}, found
 
     def _done(
@@ -103,18 +105,26 @@ class SimCluster:
                 return 200, self.store.delete(target, body)
 
     @asynccontextmanager
-    async def news(self) -> AsyncIterator[asyncio.Event]:
-        """An event that is set at every change."""
+    async def news(self, plural: str = "") -> AsyncIterator[asyncio.Event]:
+        """An event that is set at every change, or at every one of a kind."""
         event = asyncio.Event()
-        self._waiting.add(event)
+        waiting = self._waiting.setdefault(plural, set())
+        waiting.add(event)
         try:
             yield event
         finally:
-            self._waiting.discard(event)
+            waiting.discard(event)
 
-    def _wake(self) -> None:
-        for event in self._waiting:
-            event.set()
+    def listen(self, listener: Listener) -> None:
+        """Tell of every change from now on, at once."""
+        self._listeners.append(listener)
+
+    def _wake(self, kind: SimKind, happened: Happened) -> None:
+        for plural in ("", kind.plural):
+            for event in self._waiting.get(plural, ()):
+                event.set()
+        for listener in self._listeners:
+            listener(kind, happened)
 
 
 _VERBS: Final = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -160,11 +170,16 @@ class SimTransport:
         ends_s = loop.time() + float(query.get("timeoutSeconds", "1800"))
         bookmark_s = loop.time() + BOOKMARK_S
         at = int(query["resourceVersion"])
-        async with self._cluster.news() as news:
+        try:
+            target = store.target(path)
+        except Refusal as refusal:
+            yield {"type": "ERROR", "object": refusal.body}
+            return
+        matches = matcher(target, query)
+        async with self._cluster.news(target.kind.plural) as news:
             while True:
                 news.clear()
                 try:
-                    target = store.target(path)
                     due = list(store.history(target.kind, at))
                 except Refusal as refusal:
                     yield {"type": "ERROR", "object": refusal.body}
@@ -181,7 +196,8 @@ class SimTransport:
                         case WatchTrouble.LATE:
                             await asyncio.sleep(faults.delay_s(_LATE_MAX_S))
                     at = happened.version
-                    for event in _seen(target, query, happened):
+                    event = _seen(target, matches, happened)
+                    if event is not None:
                         yield event
                 if due:
                     continue  # what came meanwhile
@@ -197,23 +213,22 @@ class SimTransport:
                         yield _bookmark(target, at)
 
 
-def _seen(target: Target, query: Mapping[str, str], happened: Happened) -> list[Json]:
+def _seen(target: Target, matches: Callable[[Json], bool], happened: Happened) -> Json | None:
     """What a watch with these selectors sees of a change; an object that leaves the selection is deleted for it."""
-    matches = matcher(target, query)
     was = happened.before is not None and matches(happened.before.document)
     now = not happened.deleted and matches(happened.after.document)
     if not was and not now:
-        return []
+        return None
     kind = "DELETED" if not now else ("MODIFIED" if was else "ADDED")
     shown = happened.after
     if kind == "DELETED" and not happened.deleted:
         assert happened.before is not None
         shown = _at(happened.before, happened.after.document["metadata"]["resourceVersion"])
-    return [{"type": kind, "object": shown.shown(target.kind)}]
+    return {"type": kind, "object": shown.sent(target.kind)}
 
 
 def _at(entry: Entry, version: str) -> Entry:
-    document = copy.deepcopy(entry.document)
+    document = copied(entry.document)
     document["metadata"]["resourceVersion"] = version
     return Entry(document, entry.owners)
 

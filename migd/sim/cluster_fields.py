@@ -2,12 +2,11 @@
 
 A path is the way to one field: "f:NAME" into a mapping, "k:{KEY}" into a list that is merged by key. A leaf is a field
 with a value of its own; a list that is not merged by key is one leaf.
-Source: sigs.k8s.io/structured-merge-diff, and what kube-apiserver 1.37.2 was seen to do (tests/kube/contract).
+Source: sigs.k8s.io/structured-merge-diff, and what kube-apiserver 1.37.2 was seen to do (tests/kube_contract).
 """
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,6 +36,15 @@ class Owner:
 
 
 Owners = Mapping[Owner, frozenset[Path]]
+
+
+def copied(value: Any) -> Any:
+    """A deep copy of a JSON value; several times faster than copy.deepcopy, which also asks what is shared."""
+    if type(value) is dict:
+        return {key: copied(item) for key, item in value.items()}
+    if type(value) is list:
+        return [copied(item) for item in value]
+    return value
 
 
 def leaves(document: Any, list_maps: ListMaps) -> dict[Path, Any]:
@@ -82,11 +90,11 @@ def _item(items: Any, key: Json) -> Any:
 
 def merged(document: Json, values: Mapping[Path, Any]) -> Json:
     """The document with these leaves set."""
-    document = copy.deepcopy(document)
+    document = copied(document)
     for path, value in values.items():
         if value == {} and isinstance(at(document, path), dict):
             continue  # an empty mapping says nothing of what is in it
-        _set(document, path, copy.deepcopy(value))
+        _set(document, path, copied(value))
     return document
 
 
@@ -113,7 +121,7 @@ def _set(document: Json, path: Path, value: Any) -> None:
 
 def without(document: Json, paths: Iterable[Path]) -> Json:
     """The document without what is at these paths, and without what is empty then."""
-    document = copy.deepcopy(document)
+    document = copied(document)
     for path in sorted(paths, reverse=True):
         _remove(document, path)
     return document

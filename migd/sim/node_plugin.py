@@ -130,11 +130,13 @@ def _mig_devices(nvml: Any, handle: Any) -> Iterator[_Found]:
         except pynvml.NVMLError_NotFound:
             continue
         a = nvml.nvmlDeviceGetAttributes(mig)
-        attributes = (a.gpuInstanceSliceCount, a.computeInstanceSliceCount, a.multiprocessorCount, a.memorySizeMB)
-        attributes += (a.sharedCopyEngineCount, a.sharedDecoderCount, a.sharedEncoderCount, a.sharedJpegCount)
+        attributes = (
+            *(a.gpuInstanceSliceCount, a.computeInstanceSliceCount, a.multiprocessorCount, a.memorySizeMB),
+            *(a.sharedCopyEngineCount, a.sharedDecoderCount, a.sharedEncoderCount, a.sharedJpegCount, a.sharedOfaCount),
+        )
         profile = nvml.nvmlDeviceGetName(mig).rpartition(" MIG ")[2]
         instance = (nvml.nvmlDeviceGetGpuInstanceId(mig), nvml.nvmlDeviceGetComputeInstanceId(mig))
-        yield _Found(nvml.nvmlDeviceGetUUID(mig), profile, (*attributes, a.sharedOfaCount), instance)
+        yield _Found(nvml.nvmlDeviceGetUUID(mig), profile, attributes, instance)
 
 
 def _checked(gpus: Sequence[tuple[_Found, bool, list[_Found]]], config: PluginConfig) -> list[_Found]:
