@@ -49,7 +49,7 @@ def accept(record: Record, order: Order | None) -> Record:
     if order is None:
         return replace(record, gpus={uuid: _resumed(gpu, ordered=False) for uuid, gpu in record.gpus.items()})
     gpus = {uuid: _resumed(gpu, ordered=True) if uuid in order.goals else gpu for uuid, gpu in record.gpus.items()}
-    return Record(record.boot_id, "", gpus)
+    return replace(record, order_id="", gpus=gpus)
 
 
 def _resumed(gpu: GpuRecord, ordered: bool) -> GpuRecord:
@@ -90,7 +90,8 @@ def _after_boot(record: Record, seen: Seen) -> Record:
     """
     if record.boot_id == seen.boot_id:
         return record
-    return Record(seen.boot_id, "", {uuid: _rebooted(gpu) for uuid, gpu in record.gpus.items()})
+    gpus = {uuid: _rebooted(gpu) for uuid, gpu in record.gpus.items()}
+    return replace(record, boot_id=seen.boot_id, order_id="", gpus=gpus)
 
 
 def _rebooted(gpu: GpuRecord) -> GpuRecord:
@@ -134,7 +135,7 @@ def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | N
         now = seen.gpu(uuid)
         assert now is not None, "a plan is made only for a GPU that is seen"
         record = record.with_gpu(uuid, _opened(record.gpu(uuid), now, plan, order, stop.get(uuid), bool(stop)))
-    return Record(record.boot_id, order.id, record.gpus), None if stop else LookAgain()
+    return replace(record, order_id=order.id), None if stop else LookAgain()
 
 
 def _rests(gpu: GpuRecord, order: Order) -> Outcome | None:

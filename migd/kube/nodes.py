@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from migd.kube.errors import Json
 from migd.kube.stored import NOTHING, OURS, Interner, Kind, Stored
@@ -92,6 +92,12 @@ def operations(seen: Stored[Node], change: NodeChange) -> list[Json]:
         *(_taints(node.taints, change.closed) if change.closed not in (None, node.closed) else ()),
     ]
     return [_test("/metadata/uid", seen.uid), *found] if found else []
+
+
+def without_annotation(seen: Stored[Any], key: str) -> list[Json]:
+    """The JSON patch that takes one annotation off an object, if both are as seen."""
+    at = f"/metadata/annotations/{_escaped(key)}"
+    return [_test("/metadata/uid", seen.uid), _test(at, seen.annotations[key]), {"op": "remove", "path": at}]
 
 
 def _keys(path: str, old: Mapping[str, str], new: Mapping[str, str | None], there: bool) -> Iterable[Json]:
