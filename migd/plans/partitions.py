@@ -270,7 +270,7 @@ class Partition(Value):
     @property
     def gpu(self) -> SeenGpu | None:
         """The GPU, or None where nobody has told of it yet."""
-        return self._gpu
+        return self.__pydantic_private__["_gpu"]  # type: ignore[index,no-any-return]  # pydantic looks it up slowly
 
     @property
     def owned(self) -> Geometry:
@@ -296,6 +296,7 @@ class _Metadata(Value):
     owner_references: object = Field(None, alias="ownerReferences")
     finalizers: object = None
     self_link: object = Field(None, alias="selfLink")
+    generate_name: object = Field(None, alias="generateName")
 
 
 class _Document(Value):

@@ -237,6 +237,7 @@ class _Metadata(Value):
     managed_fields: object = Field(None, alias="managedFields")
     owner_references: object = Field(None, alias="ownerReferences")
     self_link: object = Field(None, alias="selfLink")
+    generate_name: object = Field(None, alias="generateName")
 
 
 class _Document(Value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,7 +11,7 @@ from migd.mig.observed import SeenGpu
 from migd.mig.transition import say
 from migd.plans.conditions import Reason
 from migd.plans.fields import duration_of
-from migd.plans.partitions import Desired, DesiredDisruption, Partition, PlanRef
+from migd.plans.partitions import Desired, DesiredDisruption, Partition, PlanRef, written
 from migd.plans.preview import plan_gpu
 from migd.plans.wishes import Refused, UnknownYet, Wish, resolve
 from migd_operator.facts import PlanFacts
@@ -45,6 +46,7 @@ class Judge:
     def __init__(self) -> None:
         self._known: dict[object, Judged] = {}
         self._wishes: dict[tuple[str, int], Desired] = {}
+        self._texts: dict[int, tuple[Desired, str]] = {}
 
     def judge(self, plan: PlanFacts, rule: int, partition: Partition) -> Judged:
         """What this rule would do on this GPU, which its agent has told of."""
@@ -73,6 +75,13 @@ class Judge:
         if found is None:
             found = self._wishes[plan.uid, rule] = _desired(plan, rule)
         return found
+
+    def text(self, desired: Desired) -> str:
+        """A wish as one text, equal for equal wishes."""
+        found = self._texts.get(id(desired))
+        if found is None:  # the wish is kept beside its text, so that its id stays its own
+            found = self._texts[id(desired)] = (desired, json.dumps(written(desired), sort_keys=True))
+        return found[1]
 
 
 def _judged(facts: PlanFacts, number: int, partition: Partition, gpu: SeenGpu) -> Judged:
