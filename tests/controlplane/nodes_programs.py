@@ -153,7 +153,7 @@ class Program:
         made = container_id(uid_of(self._pod), self.name, self.restarts)
         # a container's name has the uid of its pod in it, as its cgroup has on a real machine
         seen = self._variables() | {"CONTAINER_ID": f"{uid_of(self._pod)}/{made}"}
-        words = [self._outside(_expanded(word, seen)) for word in words_of(self._container)]
+        words = [_expanded(self._outside(word), seen) for word in words_of(self._container)]
         if self.broken:
             words = ["/bin/false"]
         self._child = Child(f"{self.name}@{self._ground.node}", words, self.log, self._ground.leashed, seen)
@@ -190,7 +190,7 @@ class Program:
         given |= {"SIMULATED_ROOT": str(self._ground.root), "KUBECONFIG": str(self._token.kubeconfig)}
         for one in self._container.get("env") or ():
             value = self._field(one["valueFrom"]) if "valueFrom" in one else str(one.get("value", ""))
-            given[one["name"]] = self._outside(_expanded(value, given))
+            given[one["name"]] = _expanded(self._outside(value), given)
         return given | self._ground.variables  # of its GPUs the node knows best
 
     def _field(self, source: Json) -> str:
