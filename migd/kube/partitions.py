@@ -101,8 +101,6 @@ PARTITIONS: Final = Kind(
     _partition,
     list_maps={
         ("status", "conditions"): ("type",),
-        ("status", "victims"): ("uid",),
-        ("status", "evictions"): ("podUID", "transaction"),
         ("status", "board", "profiles"): ("name",),
     },
 )

@@ -66,8 +66,10 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How it is doing. ages_s: since each cache heard the API server last. leader: it holds the lease.
+    """How it is doing.
 
+    ages_s: since each cache heard the API server last, or since the start where it never did. leader: it holds the
+    lease.
     settled: all caches are complete, and it is known who leads.
     """
 
@@ -104,9 +106,11 @@ class Operator:
         self._agents: dict[str, tuple[Agent, bool]] = {}  # as of the last look: what is known, and overdue
         self._not_before_s = float("-inf")
         self._limit: asyncio.Timeout | None = None
+        self._began_s = float("-inf")
 
     async def run(self) -> None:
         """Work until cancelled; then the lease is given up. An error that no KubeError is ends it: a bug."""
+        self._began_s = self._now_s()
         self._follow()
         async with asyncio.TaskGroup() as group:
             for work in (self._holding.run(), self._worker.run(), self._listen(), self._owners.run()):
@@ -120,7 +124,7 @@ class Operator:
     def health(self) -> Health:
         """How it is doing now."""
         now_s = self._now_s()
-        ages = {name: now_s - one.heard_s for name, one in self._following.items()}
+        ages = {name: now_s - max(one.heard_s, self._began_s) for name, one in self._following.items()}
         led = self._holding.held or bool(self._holding.holder)
         return Health(ages, self._holding.held, led and self._caches is not None and self._caches.synced)
 
