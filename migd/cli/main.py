@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
@@ -96,8 +96,14 @@ def application(first: str = "") -> typer.Typer:
     )
 
     @app.callback()
-    def _several() -> None:
-        """Keeps typer from making a single command the whole program."""
+    def _several(
+        _version: Annotated[
+            bool,
+            typer.Option("--version", is_eager=True, callback=_say_version, help="Say which version this is, and end."),
+        ] = False,
+    ) -> None:
+        # Also keeps typer from making a single command the whole program.
+        return
 
     for name in [first] if first in COMMANDS else COMMANDS:
         module, attribute = COMMANDS[name]
@@ -107,6 +113,14 @@ def application(first: str = "") -> typer.Typer:
         else:
             app.command(name)(found)
     return app
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version  # here, because few ask
+
+        printing.line(f"migd {version('migd')}")
+        raise typer.Exit
 
 
 def _wait_joined(arguments: Sequence[str]) -> list[str]:

@@ -14,11 +14,14 @@ from typing import Any, Final, Self
 from urllib.parse import urlencode
 
 import aiohttp
+import yaml
 from kubernetes.aio import client, config
 
 from migd.kube.errors import Json
 from migd.kube.transport import JSON, Answer, Query, Transport
 
+_NO_KUBECONFIG: Final = (AttributeError, KeyError, TypeError, ValueError)
+"""What the package raises for a YAML document that is no kubeconfig."""
 _CONNECT_S: Final = 10.0
 _REREAD_S: Final = 60.0  # as the package does for pods
 _FOREVER: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)  # a watch's silence is watched above this
@@ -123,15 +126,19 @@ async def credentials(kubeconfig: Path | None = None) -> Credentials:
 
 async def _configured(kubeconfig: Path | None) -> client.Configuration:
     configuration = client.Configuration()
+    await _load(kubeconfig, configuration)
+    return configuration
+
+
+async def _load(kubeconfig: Path | None, configuration: client.Configuration) -> None:
     try:
         if kubeconfig is not None:
             await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
         else:
             config.load_incluster_config(client_configuration=configuration)
-    except (config.ConfigException, OSError) as error:
+    except (config.ConfigException, OSError, yaml.YAMLError, *_NO_KUBECONFIG) as error:
         where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the pod's ServiceAccount"
         raise ConnectError(f"cannot connect by {where}: {error}") from error
-    return configuration
 
 
 class ConnectError(Exception):
@@ -153,8 +160,8 @@ def _rereading(kubeconfig: Path, every_s: float) -> Callable[[client.Configurati
         if clock() < again_at:
             return
         again_at = clock() + every_s
-        with suppress(config.ConfigException, OSError):  # being replaced: what we have is good for a while
-            await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
+        with suppress(ConnectError):  # it is being replaced: what we have is good for a while
+            await _load(kubeconfig, configuration)
 
     return reread
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 from migd.sim.cluster_answers import Refusal, Target, matcher, status
 from migd.sim.cluster_faults import Faults, Trouble, WatchTrouble
 from migd.sim.cluster_fields import Json, copied
-from migd.sim.cluster_kinds import SimKind
-from migd.sim.cluster_store import Answer, Entry, Happened, Listener, Store
+from migd.sim.cluster_kinds import KINDS, SimKind
+from migd.sim.cluster_store import Answer, Entry, Happened, Listener, Outcome, Store
 
 BOOKMARK_S: Final = 60.0
 _START: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -72,23 +72,33 @@ class SimCluster:
         self, user: str, method: str, path: str, query: Mapping[str, str], body: Any, content_type: str
     ) -> Answer:
         """Carry out one request at once, with no trouble."""
+        code, found, kind = self.act(user, method, path, query, body, content_type)
+        return code, {}, found.shown(kind) if isinstance(found, Entry) else found
+
+    def act(
+        self, user: str, method: str, path: str, query: Mapping[str, str], body: Any, content_type: str
+    ) -> tuple[int, Outcome, SimKind]:
+        """As `answer`, for who does not want the object copied: it must not be changed."""
+        kind = KINDS[0]
         try:
             target = self.store.target(path)
+            kind = target.kind
             verb = _VERBS[method] if target.name or method != "GET" else "list"
             resource = "/".join(part for part in (target.kind.plural, target.subresource) if part)
             why = self.policy(SimRequest(user, verb, resource, target.name, 0, body))
+            found: Outcome
             code, found = (403, status(403, why)) if why else self._done(target, verb, query, body, content_type)
         except Refusal as refusal:
             code, found = refusal.code, refusal.body
             if refusal.code == 404 and "resource" in str(refusal):
-                return code, {}, found
+                return code, found, kind
         name = target.name or str(((body or {}) if isinstance(body, dict) else {}).get("metadata", {}).get("name", ""))
         self.requests.append(SimRequest(user, verb, resource, name, code, copied(body)))
-        return code, {}, found
+        return code, found, kind
 
     def _done(
         self, target: Target, verb: str, query: Mapping[str, str], body: Any, content_type: str
-    ) -> tuple[int, Json]:
+    ) -> tuple[int, Outcome]:
         manager = query.get("fieldManager", "unknown")
         match verb:
             case "get":

@@ -58,6 +58,8 @@ class Happened:
     deleted: bool
 
 
+Outcome = Entry | Json
+"""What a verb answers: an object as it is now, or a document of another kind, such as a list or a Status."""
 Listener = Callable[[SimKind, Happened], None]
 """Told of each change at once, within the write: it must not write itself."""
 
@@ -69,7 +71,10 @@ class _Shelf:
 
 
 class Store:
-    """All objects. now: RFC 3339 time of day, for what is stamped. told: called after each change."""
+    """All objects; what is kept is never changed, only replaced.
+
+    now: RFC 3339 time of day, for what is stamped. told: called after each change.
+    """
 
     def __init__(self, seed: int, now: Callable[[], str], told: Listener = lambda _kind, _happened: None) -> None:
         self._dice = random.Random(seed)  # noqa: S311  for uids
@@ -124,9 +129,9 @@ class Store:
         for shelf in self._shelves.values():
             shelf.history.clear()
 
-    def get(self, target: Target) -> Json:
+    def get(self, target: Target) -> Outcome:
         """One object."""
-        return self._entry(target).shown(target.kind)
+        return self._entry(target)
 
     def page(self, target: Target, query: Mapping[str, str]) -> Json:
         """A list, or a page of it; all pages are of the moment of the first."""
@@ -148,7 +153,7 @@ class Store:
         kind = target.kind
         return {"apiVersion": kind.api_version, "kind": f"{kind.kind}List", "metadata": metadata, "items": items}
 
-    def create(self, target: Target, body: Json, manager: str) -> Json:
+    def create(self, target: Target, body: Json, manager: str) -> Outcome:
         """Make an object; or bind a pod, which is how a scheduler does it."""
         if target.subresource == "binding":
             return self._bind(target, body)
@@ -163,7 +168,7 @@ class Store:
         made = self._newborn(target, body)
         return self._put(target, None, made, _owners(target, {}, {}, made, manager))
 
-    def _bind(self, target: Target, body: Json) -> Json:
+    def _bind(self, target: Target, body: Json) -> Outcome:
         entry = self._entry(target)
         if entry.document["spec"].get("nodeName"):
             where = entry.document["spec"]["nodeName"]
@@ -177,11 +182,11 @@ class Store:
         self._put(target, entry, after, entry.owners)
         return status(201, "") | {"status": "Success"}
 
-    def replace(self, target: Target, body: Json, manager: str) -> Json:
+    def replace(self, target: Target, body: Json, manager: str) -> Outcome:
         """Replace an object that is the version that the body says."""
-        return self._update(target, body, manager)
+        return self._update(target, copied(body), manager)
 
-    def patch(self, target: Target, body: Any, content_type: str, query: Mapping[str, str]) -> Json:
+    def patch(self, target: Target, body: Any, content_type: str, query: Mapping[str, str]) -> Outcome:
         """A JSON patch, a merge patch or a server-side apply."""
         manager = query.get("fieldManager", "")
         if content_type == "application/apply-patch+yaml":
@@ -198,7 +203,7 @@ class Store:
             raise Refusal(415, f"the body of the request was in an unknown format: {content_type}")
         return self._update(target, after, manager or "unknown")
 
-    def delete(self, target: Target, body: Json | None) -> Json:
+    def delete(self, target: Target, body: Json | None) -> Outcome:
         """Delete an object. A pod that is bound to a node stays until its kubelet says that it ended (`remove`)."""
         entry = self._entry(target)
         metadata = entry.document["metadata"]
@@ -211,7 +216,7 @@ class Store:
         spec = entry.document.get("spec", {})
         if target.kind.kind == "Pod" and spec.get("nodeName") and not now_s:
             if "deletionTimestamp" in metadata:
-                return entry.shown(target.kind)
+                return entry
             after = copied(entry.document)
             asked = (body or {}).get("gracePeriodSeconds")
             grace = spec.get("terminationGracePeriodSeconds", 30) if asked is None else asked
@@ -250,7 +255,7 @@ class Store:
                 else:
                     owned.discard(key)
 
-    def _update(self, target: Target, body: Json, manager: str) -> Json:
+    def _update(self, target: Target, body: Json, manager: str) -> Outcome:
         entry = self._entry(target)
         before = entry.document
         said = body.get("metadata") or {}
@@ -261,10 +266,10 @@ class Store:
                 409,
                 f'Operation cannot be fulfilled on {target.kind.plural} "{target.name}": the object has been modified',
             )
-        after = self._within(target, before, copied(body))
+        after = self._within(target, before, body)
         return self._put(target, entry, after, _owners(target, before, entry.owners, after, manager))
 
-    def _apply(self, target: Target, body: Json, manager: str, force: bool) -> Json:
+    def _apply(self, target: Target, body: Json, manager: str, force: bool) -> Outcome:
         if not manager:
             raise Refusal(
                 422, "PatchOptions.meta.k8s.io is invalid: fieldManager: Required value: is required for apply patch"
@@ -310,7 +315,8 @@ class Store:
         after = {key: value for key, value in body.items() if self._has(target, key)}
         after = {**before, **after} if target.subresource else {**after, **kept}
         own = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
-        metadata = {k: v for k, v in after.get("metadata", {}).items() if k not in (*own, "managedFields")}
+        told = after.get("metadata", {})
+        metadata = {k: v for k, v in told.items() if k not in (*own, "managedFields") and v not in ({}, [])}  # omitempty
         named = {k: v for k, v in before["metadata"].items() if k in own}
         return {**after, "apiVersion": before["apiVersion"], "kind": before["kind"], "metadata": {**metadata, **named}}
 
@@ -328,10 +334,12 @@ class Store:
             made.setdefault("spec", {})
         return {**made, "apiVersion": target.kind.api_version, "kind": target.kind.kind}
 
-    def _put(self, target: Target, entry: Entry | None, document: Json, owners: Owners) -> Json:
+    def _put(self, target: Target, entry: Entry | None, document: Json, owners: Owners) -> Outcome:
         """Keep a document; nothing happens where it and its owners are as before."""
         kind = target.kind
-        document = filled_in(kind, copied(document))
+        document = {**document, "metadata": {**document["metadata"]}}
+        if kind.defaults:
+            document = filled_in(kind, copied(document))
         wrong = kind.check(document, entry.document if entry else None)
         if wrong:
             raise Refusal(
@@ -341,7 +349,7 @@ class Store:
             )
         if entry is not None:
             if entry.document == document and entry.owners == owners:
-                return entry.shown(kind)
+                return entry
             if kind.generation and entry.document.get("spec") != document.get("spec"):
                 document["metadata"]["generation"] += 1
         document["metadata"]["resourceVersion"] = self._next()
@@ -352,7 +360,7 @@ class Store:
         shelf.history.append(happened)
         self._index(target, entry, kept)
         self._told(kind, happened)
-        return kept.shown(kind)
+        return kept
 
     def _entry(self, target: Target) -> Entry:
         found = self.entries(target.kind).get((target.namespace, target.name))

@@ -37,6 +37,7 @@ class Fault:
     delay_s: float = 0.0
 
     def __post_init__(self) -> None:
+        _check_call(self.call)
         if self.action not in ACTIONS:
             raise SimulationError(f"a fault's action is one of {', '.join(ACTIONS)}, not {self.action!r}")
         if self.when not in ("before", "after") or self.nth < 1 or self.times < 0:
@@ -49,6 +50,18 @@ class Fault:
         return ArmedFault(
             self.call, self.action, self.gpu, self.when, self.nth, self.times, self.code, float(self.delay_s)
         )
+
+
+@lru_cache(maxsize=256)
+def _check_call(glob: str) -> None:
+    """A fault at a call that NVML does not have would never fire, and what it was to try would seem to go well."""
+    if glob.startswith("nvml") and not fnmatch.filter(_CALLS, glob):
+        near = difflib.get_close_matches(glob, _CALLS, 3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise SimulationError(f"NVML has no call {glob}{hint}")
+
+
+_CALLS: Final = sorted(name for name, found in vars(pynvml).items() if name.startswith("nvml") and callable(found))
 
 
 def due(armed: list[ArmedFault], name: str, gpu: int | None, when: str) -> list[ArmedFault]:

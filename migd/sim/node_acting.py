@@ -13,7 +13,7 @@ from typing import Any, Final
 from migd.sim.cluster import SimCluster
 from migd.sim.cluster_fields import Json
 from migd.sim.cluster_kinds import KINDS, SimKind
-from migd.sim.cluster_store import Happened
+from migd.sim.cluster_store import Entry, Happened
 
 JSON: Final = "application/json"
 MERGE: Final = "application/merge-patch+json"
@@ -134,8 +134,10 @@ class Actor:
 
     def _ask(self, method: str, path: str, body: Any, content_type: str) -> Json | None:
         query = {"fieldManager": self.user}
-        code, _headers, found = self.stage.cluster.answer(self.user, method, path, query, body, content_type)
-        return found if code < 300 else None
+        code, found, _kind = self.stage.cluster.act(self.user, method, path, query, body, content_type)
+        if code >= 300:
+            return None
+        return found.document if isinstance(found, Entry) else found
 
     def _path(self, plural: str, name: str, namespace: str, sub: str = "") -> str:
         where = f"/namespaces/{namespace}" if namespace else ""

@@ -100,3 +100,8 @@ def test_every_page_is_in_the_index() -> None:
     for path in (ROOT / "docs").rglob("*.md"):
         if path.name != "README.md":
             assert f"({path.relative_to(ROOT / 'docs')})" in index
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    (version,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert migd("--version", ROOT) == f"migd {version}\n"

@@ -80,7 +80,10 @@ def test_an_interrupt_ends_with_130_and_the_next_command_finishes(prepared: Cli)
     plan = prepared.plan(cut("3g.20gb 2g.10gb"))
     prepared.host.inject(Fault("nvmlDeviceCreateGpuInstanceWithPlacement", "hang", gpu=1))
     words = [*MIGD, "apply", "-f", plan, "--state", str(prepared.state)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit "ignore"
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGINT, before)
+    with process:
         assert process.stderr is not None
         assert process.stdout is not None
         for line in process.stderr:

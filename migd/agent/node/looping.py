@@ -295,4 +295,4 @@ class Loop:
 def begun(record: Record) -> bool:
     """Whether a transaction is past the point up to which it can simply be forgotten."""
     work = record.node
-    return (work is not None and work.stage not in ("Rest", "Waiting")) or bool(under_way(record))
+    return (work is not None and work.stage not in ("Rest", "Waiting", "Closing")) or bool(under_way(record))

@@ -17,9 +17,10 @@ from migd.agent.ports import Store
 from migd.agent.running import Machine
 from migd.agent.simulated import SimProcesses, SimReset, SimStore
 from migd.kube.ports import Cluster
-from migd.kubelet.ports import PodResources
+from migd.kubelet.ports import KubeletError, PodDevices, PodResources
 from migd.nvml.gpus import NvmlGpus
 from migd.sim.host import SimHost
+from migd.sim.node_kubelet import Kubelet, KubeletDownError
 
 T = TypeVar("T")
 
@@ -53,6 +54,36 @@ class SimSignals:
             except OSError as error:
                 raise SignalError(f"cannot send SIGHUP to process {pid}: {error}") from error
         return len(found)
+
+
+class SimPodResources:
+    """The pod-resources API of a simulated kubelet, without a socket."""
+
+    def __init__(self, kubelet: Kubelet) -> None:
+        self._kubelet = kubelet
+
+    async def held(self) -> tuple[PodDevices, ...]:
+        """See `PodResources`."""
+        await asyncio.sleep(0)
+        found: dict[tuple[str, str, str], set[str]] = {}
+        try:
+            for held in self._kubelet.pod_resources():
+                ids = {device.partition("::")[0] for device in held.device_ids}
+                found.setdefault((held.namespace, held.pod, held.resource), set()).update(ids)
+        except KubeletDownError as error:
+            raise KubeletError(str(error)) from error
+        return tuple(PodDevices(*key, tuple(sorted(ids))) for key, ids in sorted(found.items()))
+
+
+class SimPodSignals:
+    """SIGHUP to the containers of a simulated kubelet."""
+
+    def __init__(self, kubelet: Kubelet) -> None:
+        self._kubelet = kubelet
+
+    def hang_up(self, pod_uids: Collection[str]) -> int:
+        """See `Signals`."""
+        return sum(self._kubelet.hang_up(uid) for uid in sorted(pod_uids))
 
 
 class SimDeviceFiles:
