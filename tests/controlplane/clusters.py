@@ -58,6 +58,11 @@ class Process:
         return None if found is None else found.pid
 
     @property
+    def pod(self) -> str:
+        """The name of its pod."""
+        return self.program.pod
+
+    @property
     def restarts(self) -> int:
         """How often it was started again."""
         return self.program.restarts

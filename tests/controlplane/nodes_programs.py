@@ -84,13 +84,14 @@ class Program:
         metadata = pod["metadata"]
         self.name = str(container["name"])
         self.image = image_of(container)
+        self.pod = str(metadata["name"])
         self.held = False
         self.broken = False
         self.restarts = 0
         self._ground = ground
         self._pod = pod
         self._container = container
-        self._token = Token(ground, pod, api)
+        self.token = Token(ground, pod, api)
         logs = ground.logs / f"{metadata['namespace']}_{metadata['name']}"
         logs.mkdir(parents=True, exist_ok=True)
         self.log = logs / f"{self.name}.log"
@@ -113,7 +114,7 @@ class Program:
 
     def step(self, now_s: float) -> ContainerState:
         """Start, restart or probe it, as is due; how it is then."""
-        self._token.step(now_s)
+        self.token.step(now_s)
         child = self._child
         if child is not None and child.running:
             return self._running(now_s)
@@ -129,7 +130,7 @@ class Program:
             self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
         if self._ended is not None and not self._restarts():
             return self._state("terminated", exit_status=self._ended)
-        if self.held or now_s < self._again_at_s or not self._token.ready:
+        if self.held or now_s < self._again_at_s or not self.token.ready:
             waits = self._ended is not None
             return self._state("waiting", "CrashLoopBackOff" if waits else "ContainerCreating")
         self._start(now_s)
@@ -185,9 +186,9 @@ class Program:
 
     def _variables(self) -> dict[str, str]:
         given = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-        given |= {"HOME": str(self._token.folder), "PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"}
+        given |= {"HOME": str(self.token.folder), "PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"}
         given["GRPC_VERBOSITY"] = "ERROR"  # else each socket that closes is told of
-        given |= {"SIMULATED_ROOT": str(self._ground.root), "KUBECONFIG": str(self._token.kubeconfig)}
+        given |= {"SIMULATED_ROOT": str(self._ground.root), "KUBECONFIG": str(self.token.kubeconfig)}
         for one in self._container.get("env") or ():
             value = self._field(one["valueFrom"]) if "valueFrom" in one else str(one.get("value", ""))
             given[one["name"]] = _expanded(self._outside(value), given)
@@ -234,7 +235,7 @@ class Program:
             if not place.exists():
                 place.mkdir(parents=True)
             return place
-        place = self._token.folder / volume["name"]
+        place = self.token.folder / volume["name"]
         place.mkdir(parents=True, exist_ok=True)
         return place
 
@@ -250,14 +251,14 @@ class Token:
         self.folder = ground.root / "pods" / uid_of(pod)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.kubeconfig = self.folder / "kubeconfig"
-        self._file = self.folder / "token"
+        self.file = self.folder / "token"
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [
                 {"name": "c", "cluster": {"server": ground.server, "certificate-authority": str(ground.authority)}}
             ],
-            "users": [{"name": "pod", "user": {"tokenFile": str(self._file)}}],
+            "users": [{"name": "pod", "user": {"tokenFile": str(self.file)}}],
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "pod"}}],
             "current-context": "c",
         }
@@ -282,10 +283,10 @@ class Token:
             return
         if not answer.ok:  # the authorizer learns of a bound pod a moment later
             return
-        new = self._file.with_suffix(".new")
+        new = self.file.with_suffix(".new")
         new.touch(mode=0o600)
         new.write_text(answer.body["status"]["token"])
-        os.replace(new, self._file)
+        os.replace(new, self.file)
         self.ready = True
         self._again_at_s = now_s + 0.8 * TOKEN_S
 
