@@ -7,16 +7,17 @@ nothing of ours but its own parts. Not simulated: rights and policies but by `po
 from __future__ import annotations
 
 import asyncio
-import copy
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from migd.sim.cluster_answers import Refusal, Target, matcher, status
 from migd.sim.cluster_faults import Faults, Trouble, WatchTrouble
-from migd.sim.cluster_fields import Json
-from migd.sim.cluster_store import Answer, Entry, Happened, Refusal, Store, Target, matcher, status
+from migd.sim.cluster_fields import Json, copied
+from migd.sim.cluster_kinds import KINDS, SimKind
+from migd.sim.cluster_store import Answer, Entry, Happened, Listener, Outcome, Store
 
 BOOKMARK_S: Final = 60.0
 _START: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -57,6 +58,8 @@ class SimCluster:
         self.requests: list[SimRequest] = []
         self.store = Store(seed, lambda: self.now().strftime("%Y-%m-%dT%H:%M:%SZ"), self._wake)
         self._waiting: set[asyncio.Event] = set()
+        self._watches: dict[str, list[_Watch]] = {}
+        self._listeners: list[Listener] = []
 
     def now(self) -> datetime:
         """The wall clock; it starts on 2026-01-01 and goes as the running loop's does."""
@@ -70,23 +73,33 @@ class SimCluster:
         self, user: str, method: str, path: str, query: Mapping[str, str], body: Any, content_type: str
     ) -> Answer:
         """Carry out one request at once, with no trouble."""
+        code, found, kind = self.act(user, method, path, query, body, content_type)
+        return code, {}, found.shown(kind) if isinstance(found, Entry) else found
+
+    def act(
+        self, user: str, method: str, path: str, query: Mapping[str, str], body: Any, content_type: str
+    ) -> tuple[int, Outcome, SimKind]:
+        """As `answer`, for who does not want the object copied: it must not be changed."""
+        kind = KINDS[0]
         try:
             target = self.store.target(path)
+            kind = target.kind
             verb = _VERBS[method] if target.name or method != "GET" else "list"
             resource = "/".join(part for part in (target.kind.plural, target.subresource) if part)
             why = self.policy(SimRequest(user, verb, resource, target.name, 0, body))
+            found: Outcome
             code, found = (403, status(403, why)) if why else self._done(target, verb, query, body, content_type)
         except Refusal as refusal:
             code, found = refusal.code, refusal.body
             if refusal.code == 404 and "resource" in str(refusal):
-                return code, {}, found
+                return code, found, kind
         name = target.name or str(((body or {}) if isinstance(body, dict) else {}).get("metadata", {}).get("name", ""))
-        self.requests.append(SimRequest(user, verb, resource, name, code, copy.deepcopy(body)))
-        return code, {}, found
+        self.requests.append(SimRequest(user, verb, resource, name, code, copied(body)))
+        return code, found, kind
 
     def _done(
         self, target: Target, verb: str, query: Mapping[str, str], body: Any, content_type: str
-    ) -> tuple[int, Json]:
+    ) -> tuple[int, Outcome]:
         manager = query.get("fieldManager", "unknown")
         match verb:
             case "get":
@@ -112,9 +125,63 @@ class SimCluster:
         finally:
             self._waiting.discard(event)
 
-    def _wake(self) -> None:
+    @contextmanager
+    def watching(self, watch: _Watch) -> Iterator[None]:
+        """Tell a watch of what it is to see, as long as this lasts."""
+        watches = self._watches.setdefault(watch.target.kind.plural, [])
+        watches.append(watch)
+        try:
+            yield
+        finally:
+            watches.remove(watch)
+
+    def listen(self, listener: Listener) -> None:
+        """Tell of every change from now on, at once."""
+        self._listeners.append(listener)
+
+    def _wake(self, kind: SimKind, happened: Happened) -> None:
         for event in self._waiting:
             event.set()
+        for watch in self._watches.get(kind.plural, ()):
+            watch.tell(happened)
+        for listener in self._listeners:
+            listener(kind, happened)
+
+
+class _Watch:
+    """Where one watch is. at: it has seen all up to this version. news: there is something for it to see."""
+
+    def __init__(self, target: Target, query: Mapping[str, str]) -> None:
+        self.target = target
+        self.matches = matcher(target, query)
+        self.at = int(query["resourceVersion"])
+        self.news = asyncio.Event()
+
+    def tell(self, happened: Happened) -> None:
+        """Something happened; what the selectors leave out wakes nobody."""
+        if self.cares(happened):
+            self.news.set()
+        elif not self.news.is_set():
+            self.at = happened.version
+
+    def cares(self, happened: Happened) -> bool:
+        """Whether a change is one of its selection."""
+        if not happened.deleted and self.matches(happened.after.document):
+            return True
+        return happened.before is not None and self.matches(happened.before.document)
+
+    def seen(self, happened: Happened) -> Json | None:
+        """What it sees of a change; an object that leaves the selection is deleted for it. None for nothing."""
+        was = happened.before is not None and self.matches(happened.before.document)
+        now = not happened.deleted and self.matches(happened.after.document)
+        if not was and not now:
+            return None
+        kind = "DELETED" if not now else ("MODIFIED" if was else "ADDED")
+        shown = happened.after
+        if kind == "DELETED" and not happened.deleted:
+            assert happened.before is not None
+            shown = _at(happened.before, happened.after.document["metadata"]["resourceVersion"])
+        return {"type": kind, "object": shown.sent(self.target.kind)}
 
 
 _VERBS: Final = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -159,20 +226,25 @@ class SimTransport:
         store, faults = self._cluster.store, self._cluster.faults
         ends_s = loop.time() + float(query.get("timeoutSeconds", "1800"))
         bookmark_s = loop.time() + BOOKMARK_S
-        at = int(query["resourceVersion"])
-        async with self._cluster.news() as news:
+        try:
+            watch = _Watch(store.target(path), query)
+        except Refusal as refusal:
+            yield {"type": "ERROR", "object": refusal.body}
+            return
+        begun = False
+        with self._cluster.watching(watch):
             while True:
-                news.clear()
+                watch.news.clear()
                 try:
-                    target = store.target(path)
-                    due = list(store.history(target.kind, at))
+                    due = list(store.history(watch.target.kind, watch.at, begun))
                 except Refusal as refusal:
                     yield {"type": "ERROR", "object": refusal.body}
                     return
+                begun = True
                 for happened in due:
                     match faults.of_watch():
                         case WatchTrouble.GONE:
-                            yield {"type": "ERROR", "object": status(410, f"too old resource version: {at}")}
+                            yield {"type": "ERROR", "object": status(410, f"too old resource version: {watch.at}")}
                             return
                         case WatchTrouble.CUT:
                             raise ConnectionResetError("connection reset by peer")
@@ -180,40 +252,26 @@ class SimTransport:
                             await asyncio.Event().wait()
                         case WatchTrouble.LATE:
                             await asyncio.sleep(faults.delay_s(_LATE_MAX_S))
-                    at = happened.version
-                    for event in _seen(target, query, happened):
+                    watch.at = happened.version
+                    event = watch.seen(happened)
+                    if event is not None:
                         yield event
                 if due:
                     continue  # what came meanwhile
-                at = max(at, store.version)
+                watch.at = max(watch.at, store.version)
                 try:
                     async with asyncio.timeout_at(min(ends_s, bookmark_s)):
-                        await news.wait()
+                        await watch.news.wait()
                 except TimeoutError:
                     if loop.time() >= ends_s:
                         return
                     bookmark_s = loop.time() + BOOKMARK_S
                     if query.get("allowWatchBookmarks") == "true":
-                        yield _bookmark(target, at)
-
-
-def _seen(target: Target, query: Mapping[str, str], happened: Happened) -> list[Json]:
-    """What a watch with these selectors sees of a change; an object that leaves the selection is deleted for it."""
-    matches = matcher(target, query)
-    was = happened.before is not None and matches(happened.before.document)
-    now = not happened.deleted and matches(happened.after.document)
-    if not was and not now:
-        return []
-    kind = "DELETED" if not now else ("MODIFIED" if was else "ADDED")
-    shown = happened.after
-    if kind == "DELETED" and not happened.deleted:
-        assert happened.before is not None
-        shown = _at(happened.before, happened.after.document["metadata"]["resourceVersion"])
-    return [{"type": kind, "object": shown.shown(target.kind)}]
+                        yield _bookmark(watch.target, watch.at)
 
 
 def _at(entry: Entry, version: str) -> Entry:
-    document = copy.deepcopy(entry.document)
+    document = copied(entry.document)
     document["metadata"]["resourceVersion"] = version
     return Entry(document, entry.owners)
 

@@ -2,20 +2,21 @@
 
 A path is the way to one field: "f:NAME" into a mapping, "k:{KEY}" into a list that is merged by key. A leaf is a field
 with a value of its own; a list that is not merged by key is one leaf.
-Source: sigs.k8s.io/structured-merge-diff, and what kube-apiserver 1.37.2 was seen to do (tests/kube/contract).
+Source: sigs.k8s.io/structured-merge-diff, and what kube-apiserver 1.37.2 was seen to do (tests/kube_contract).
 """
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 Json = dict[str, Any]
 Path = tuple[str, ...]
 ListMaps = Mapping[tuple[str, ...], tuple[str, ...]]
+_COMPACT: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 OWNERS: Final = ("metadata", "ownerReferences")
 _UNOWNED: Final = frozenset(
     {("f:apiVersion",), ("f:kind",)}
@@ -37,6 +38,15 @@ class Owner:
 
 
 Owners = Mapping[Owner, frozenset[Path]]
+
+
+def copied(value: Any) -> Any:
+    """A deep copy of a JSON value; several times faster than copy.deepcopy, which also asks what is shared."""
+    if type(value) is dict:
+        return {key: copied(item) for key, item in value.items()}
+    if type(value) is list:
+        return [copied(item) for item in value]
+    return value
 
 
 def leaves(document: Any, list_maps: ListMaps) -> dict[Path, Any]:
@@ -62,7 +72,14 @@ def _leaves(value: Any, list_maps: ListMaps, names: tuple[str, ...], path: Path)
 
 
 def _key(key: Json) -> str:
-    return "k:" + json.dumps(key, sort_keys=True, separators=(",", ":"))
+    return "k:" + _COMPACT.encode(key)
+
+
+@lru_cache(maxsize=4096)
+def _keyed(step: str) -> Json:
+    """The key that a step names, not to be changed."""
+    found: Json = json.loads(step[2:])
+    return found
 
 
 def at(document: Any, path: Path) -> Any:
@@ -71,7 +88,7 @@ def at(document: Any, path: Path) -> Any:
         if step.startswith("f:"):
             document = document.get(step[2:]) if isinstance(document, dict) else None
         else:
-            document = _item(document, json.loads(step[2:]))
+            document = _item(document, _keyed(step))
     return document
 
 
@@ -82,11 +99,11 @@ def _item(items: Any, key: Json) -> Any:
 
 def merged(document: Json, values: Mapping[Path, Any]) -> Json:
     """The document with these leaves set."""
-    document = copy.deepcopy(document)
+    document = copied(document)
     for path, value in values.items():
         if value == {} and isinstance(at(document, path), dict):
             continue  # an empty mapping says nothing of what is in it
-        _set(document, path, copy.deepcopy(value))
+        _set(document, path, copied(value))
     return document
 
 
@@ -100,7 +117,7 @@ def _set(document: Json, path: Path, value: Any) -> None:
                 inside[name] = empty
             inside = inside[name]
         else:
-            key = json.loads(step[2:])
+            key = _keyed(step)
             found = _item(inside, key)
             if found is None:
                 found = value if not after else dict(key)
@@ -113,7 +130,7 @@ def _set(document: Json, path: Path, value: Any) -> None:
 
 def without(document: Json, paths: Iterable[Path]) -> Json:
     """The document without what is at these paths, and without what is empty then."""
-    document = copy.deepcopy(document)
+    document = copied(document)
     for path in sorted(paths, reverse=True):
         _remove(document, path)
     return document
@@ -130,7 +147,7 @@ def _remove(inside: Any, path: Path) -> None:
         if not rest or inside[name] in ({}, []):
             del inside[name]
     else:
-        found = _item(inside, json.loads(step[2:]))
+        found = _item(inside, _keyed(step))
         if found is None:
             return
         if rest:
@@ -191,7 +208,7 @@ def updated(before: Json, owners: Owners, after: Json, me: Owner, list_maps: Lis
 
 def _is_key(path: Path) -> bool:
     """Whether a field is part of the key of its item."""
-    return len(path) > 1 and path[-2].startswith("k:") and path[-1][2:] in json.loads(path[-2][2:])
+    return len(path) > 1 and path[-2].startswith("k:") and path[-1][2:] in _keyed(path[-2])
 
 
 def _tidy(owners: Owners) -> Owners:

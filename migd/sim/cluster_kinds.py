@@ -19,7 +19,8 @@ def _fine(_new: Json, _old: Json | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SimKind:
-    """One kind. status: it has a status subresource. generation: its spec's generations are counted.
+    """One kind. status: it has a status subresource. generation: its spec's generations are counted. owned: who owns
+    which field is kept; not for kinds that nobody applies.
 
     defaults: path, with "[]" for each item of a list -> what is filled in there where it is missing.
     """
@@ -30,6 +31,7 @@ class SimKind:
     namespaced: bool = False
     status: bool = False
     generation: bool = False
+    owned: bool = True
     list_maps: ListMaps = field(default_factory=dict)
     defaults: Mapping[tuple[str, ...], Json] = field(default_factory=dict)
     check: Check = _fine
@@ -103,7 +105,10 @@ KINDS: Final = (
         check=_plan,
     ),
     SimKind("v1", "Node", "nodes", status=True, list_maps={("status", "conditions"): ("type",)}),
-    SimKind("v1", "Pod", "pods", namespaced=True, status=True, list_maps={("status", "conditions"): ("type",)}),
+    SimKind("v1", "Pod", "pods", namespaced=True, status=True, owned=False),
+    SimKind("apps/v1", "DaemonSet", "daemonsets", namespaced=True, status=True, generation=True, owned=False),
+    SimKind("apps/v1", "ReplicaSet", "replicasets", namespaced=True, status=True, generation=True, owned=False),
+    SimKind("batch/v1", "Job", "jobs", namespaced=True, status=True, generation=True, owned=False),
     SimKind("coordination.k8s.io/v1", "Lease", "leases", namespaced=True),
     SimKind("events.k8s.io/v1", "Event", "events", namespaced=True, check=_event),
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
-Json = dict[str, Any]
+from migd.sim.cluster_fields import Json, copied
 
 
 class PatchError(Exception):
@@ -18,14 +17,14 @@ def patched(document: Json, operations: Sequence[Json]) -> Json:
 
     A test for null holds where there is nothing. Source: evanphx/json-patch, as kube-apiserver uses it.
     """
-    document = copy.deepcopy(document)
+    document = copied(document)
     for operation in operations:
         _do(document, operation)
     return document
 
 
 def _do(document: Json, operation: Json) -> None:
-    kind, text, value = operation["op"], operation["path"], copy.deepcopy(operation.get("value"))
+    kind, text, value = operation["op"], operation["path"], copied(operation.get("value"))
     *way, last = [part.replace("~1", "/").replace("~0", "~") for part in text.split("/")[1:]]
     inside: Any = document
     for part in way:
@@ -60,7 +59,7 @@ def _within(inside: Any, part: str) -> Any:
 def merge_patched(document: Any, patch: Any) -> Any:
     """The document after a JSON merge patch (RFC 7386)."""
     if not isinstance(patch, dict):
-        return copy.deepcopy(patch)
+        return copied(patch)
     merged = dict(document) if isinstance(document, dict) else {}
     for name, value in patch.items():
         if value is None:

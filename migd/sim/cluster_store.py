@@ -5,74 +5,47 @@ Every verb answers (status, headers, document), as HTTP would; nothing here wait
 
 from __future__ import annotations
 
-import copy
+import itertools
 import random
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from migd.sim import cluster_fields as fields
-from migd.sim.cluster_fields import Json, Owner, Owners
+from migd.sim.cluster_answers import Refusal, Target, matcher, status
+from migd.sim.cluster_fields import Json, Owner, Owners, copied
 from migd.sim.cluster_kinds import KINDS, SimKind, filled_in
 from migd.sim.cluster_patches import PatchError, merge_patched, patched
 
+_PATHS_KEPT: Final = 4096
 Answer = tuple[int, Mapping[str, str], Json]
 Key = tuple[str, str]
 """Namespace ("" for none) and name."""
-_REASONS: Final = {
-    400: "BadRequest",
-    403: "Forbidden",
-    404: "NotFound",
-    405: "MethodNotAllowed",
-    409: "Conflict",
-    410: "Expired",
-    415: "UnsupportedMediaType",
-    422: "Invalid",
-    429: "TooManyRequests",
-    500: "InternalError",
-}
-
-
-class Refusal(Exception):  # noqa: N818  an answer, not a fault of ours
-    """A request was refused; carries the answer."""
-
-    def __init__(self, code: int, message: str, **details: object) -> None:
-        self.code = code
-        self.body = status(code, message, **details)
-        super().__init__(message)
-
-
-def status(code: int, message: str, **details: object) -> Json:
-    """A Status of failure."""
-    found: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message}
-    found |= {"reason": _REASONS.get(code, "Unknown"), "code": code}
-    return found | ({"details": details} if details else {})
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a URL path leads to. name: "" for all of a kind; namespace: "" for none or all."""
-
-    kind: SimKind
-    namespace: str
-    name: str
-    subresource: str
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One object: its document, without managedFields, and who owns which of its fields."""
+    """One object: its document, without managedFields, and who owns which of its fields. Neither is ever changed."""
 
     document: Json
     owners: Owners
+    _sent: list[Json] = field(default_factory=list, compare=False)
 
     def shown(self, kind: SimKind) -> Json:
-        """The document as it is sent."""
-        document = copy.deepcopy(self.document)
-        if self.owners:
-            document["metadata"]["managedFields"] = fields.managed_fields(self.owners, kind.api_version)
-        return document
+        """The document as it is sent, the reader's own."""
+        return copied(self.sent(kind))  # type: ignore[no-any-return]
+
+    def sent(self, kind: SimKind) -> Json:
+        """The document as it is sent, for many readers who only read."""
+        if not self._sent:
+            document = self.document
+            if self.owners:
+                managed = fields.managed_fields(self.owners, kind.api_version)
+                document = {**document, "metadata": {**document["metadata"], "managedFields": managed}}
+            self._sent.append(document)
+        return self._sent[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +58,32 @@ class Happened:
     deleted: bool
 
 
+Outcome = Entry | Json
+"""What a verb answers: an object as it is now, or a document of another kind, such as a list or a Status."""
+Listener = Callable[[SimKind, Happened], None]
+"""Told of each change at once, within the write: it must not write itself."""
+
+
 @dataclass(slots=True)
 class _Shelf:
     objects: dict[Key, Entry] = field(default_factory=dict)
     history: list[Happened] = field(default_factory=list)
+    forgotten: int = 0
 
 
 class Store:
-    """All objects. now: RFC 3339 time of day, for what is stamped. told: called after each change."""
+    """All objects; what is kept is never changed, only replaced.
 
-    def __init__(self, seed: int, now: Callable[[], str], told: Callable[[], None] = lambda: None) -> None:
+    now: RFC 3339 time of day, for what is stamped. told: called after each change.
+    """
+
+    def __init__(self, seed: int, now: Callable[[], str], told: Listener = lambda _kind, _happened: None) -> None:
         self._dice = random.Random(seed)  # noqa: S311  for uids
         self._now = now
         self._told = told
         self._shelves = {kind.plural: _Shelf() for kind in KINDS}
+        self._targets: dict[str, Target] = {}
+        self._owned: dict[str, set[tuple[str, Key]]] = {}  # uid of an owner -> what goes with it
         self._snapshots: dict[str, tuple[int, list[Json]]] = {}
         self.version = 100
         self.forgotten = self.version
@@ -106,6 +91,14 @@ class Store:
 
     def target(self, path: str) -> Target:
         """What a path leads to; Refusal for a path that leads nowhere."""
+        found = self._targets.get(path)
+        if found is None:
+            if len(self._targets) > _PATHS_KEPT:
+                self._targets.clear()
+            found = self._targets[path] = self._found(path)
+        return found
+
+    def _found(self, path: str) -> Target:
         for kind in KINDS:
             parts = path.removeprefix(kind.root + "/").split("/")
             if not path.startswith(kind.root + "/"):
@@ -122,22 +115,28 @@ class Store:
         """The objects of a kind, by namespace and name."""
         return self._shelves[kind.plural].objects
 
-    def history(self, kind: SimKind, after: int) -> Iterator[Happened]:
-        """What happened after a version; Refusal where that is forgotten."""
-        if after < self.forgotten:
+    def history(self, kind: SimKind, after: int, begun: bool = False) -> Iterator[Happened]:
+        """What happened after a version; Refusal where that is forgotten.
+
+        begun: a watch that is under way asks: it has missed nothing if nothing of the kind was forgotten since.
+        """
+        if after < (self._shelves[kind.plural].forgotten if begun else self.forgotten):
             raise Refusal(410, f"too old resource version: {after} ({self.forgotten})")
-        return (happened for happened in self._shelves[kind.plural].history if happened.version > after)
+        history = self._shelves[kind.plural].history
+        first = bisect_right(history, after, key=lambda happened: happened.version)
+        return itertools.islice(history, first, None)
 
     def forget(self) -> None:
         """Forget the history, as compaction does; lists that are half read are forgotten too."""
         self.forgotten = self.version
         self._snapshots.clear()
         for shelf in self._shelves.values():
+            shelf.forgotten = shelf.history[-1].version if shelf.history else shelf.forgotten
             shelf.history.clear()
 
-    def get(self, target: Target) -> Json:
+    def get(self, target: Target) -> Outcome:
         """One object."""
-        return self._entry(target).shown(target.kind)
+        return self._entry(target)
 
     def page(self, target: Target, query: Mapping[str, str]) -> Json:
         """A list, or a page of it; all pages are of the moment of the first."""
@@ -159,8 +158,10 @@ class Store:
         kind = target.kind
         return {"apiVersion": kind.api_version, "kind": f"{kind.kind}List", "metadata": metadata, "items": items}
 
-    def create(self, target: Target, body: Json, manager: str) -> Json:
-        """Make an object."""
+    def create(self, target: Target, body: Json, manager: str) -> Outcome:
+        """Make an object; or bind a pod, which is how a scheduler does it."""
+        if target.subresource == "binding":
+            return self._bind(target, body)
         name = (body.get("metadata") or {}).get("name", "")
         target = replace(target, name=name)
         if not name:
@@ -170,14 +171,27 @@ class Store:
         if target.kind.status and target.kind.generation:  # a custom resource's status is not taken from a create
             body = {key: value for key, value in body.items() if key != "status"}
         made = self._newborn(target, body)
-        owners = fields.updated({}, {}, made, Owner(manager, "Update"), target.kind.list_maps)
-        return self._put(target, None, made, owners)
+        return self._put(target, None, made, _owners(target, {}, {}, made, manager))
 
-    def replace(self, target: Target, body: Json, manager: str) -> Json:
+    def _bind(self, target: Target, body: Json) -> Outcome:
+        entry = self._entry(target)
+        if entry.document["spec"].get("nodeName"):
+            where = entry.document["spec"]["nodeName"]
+            raise Refusal(409, f'pod {target.name} is already assigned to node "{where}"')
+        if "deletionTimestamp" in entry.document["metadata"]:
+            raise Refusal(409, f"pod {target.name} is being deleted, cannot be assigned to a host")
+        after = copied(entry.document)
+        after["spec"]["nodeName"] = body["target"]["name"]
+        told = [c for c in after.setdefault("status", {}).get("conditions") or () if c["type"] != "PodScheduled"]
+        after["status"]["conditions"] = [*told, {"type": "PodScheduled", "status": "True"}]
+        self._put(target, entry, after, entry.owners)
+        return status(201, "") | {"status": "Success"}
+
+    def replace(self, target: Target, body: Json, manager: str) -> Outcome:
         """Replace an object that is the version that the body says."""
-        return self._update(target, body, manager)
+        return self._update(target, copied(body), manager)
 
-    def patch(self, target: Target, body: Any, content_type: str, query: Mapping[str, str]) -> Json:
+    def patch(self, target: Target, body: Any, content_type: str, query: Mapping[str, str]) -> Outcome:
         """A JSON patch, a merge patch or a server-side apply."""
         manager = query.get("fieldManager", "")
         if content_type == "application/apply-patch+yaml":
@@ -194,7 +208,7 @@ class Store:
             raise Refusal(415, f"the body of the request was in an unknown format: {content_type}")
         return self._update(target, after, manager or "unknown")
 
-    def delete(self, target: Target, body: Json | None) -> Json:
+    def delete(self, target: Target, body: Json | None) -> Outcome:
         """Delete an object. A pod that is bound to a node stays until its kubelet says that it ended (`remove`)."""
         entry = self._entry(target)
         metadata = entry.document["metadata"]
@@ -204,11 +218,14 @@ class Store:
                 409, f"Precondition failed: UID in precondition: {expected}, UID in object meta: {metadata['uid']}"
             )
         now_s = (body or {}).get("gracePeriodSeconds") == 0
-        if target.kind.kind == "Pod" and entry.document.get("spec", {}).get("nodeName") and not now_s:
+        spec = entry.document.get("spec", {})
+        if target.kind.kind == "Pod" and spec.get("nodeName") and not now_s:
             if "deletionTimestamp" in metadata:
-                return entry.shown(target.kind)
-            after = copy.deepcopy(entry.document)
-            after["metadata"] |= {"deletionTimestamp": self._now(), "deletionGracePeriodSeconds": 30}
+                return entry
+            after = copied(entry.document)
+            asked = (body or {}).get("gracePeriodSeconds")
+            grace = spec.get("terminationGracePeriodSeconds", 30) if asked is None else asked
+            after["metadata"] |= {"deletionTimestamp": self._now(), "deletionGracePeriodSeconds": grace}
             return self._put(target, entry, after, entry.owners)
         self._remove(target, entry)
         return status(200, "") | {"status": "Success"}
@@ -216,21 +233,34 @@ class Store:
     def _remove(self, target: Target, entry: Entry) -> None:
         shelf = self._shelves[target.kind.plural]
         del shelf.objects[target.namespace, target.name]
-        last = copy.deepcopy(entry.document)
+        last = copied(entry.document)
         last["metadata"]["resourceVersion"] = self._next()
-        shelf.history.append(Happened(self.version, entry, Entry(last, entry.owners), deleted=True))
-        self._told()
+        happened = Happened(self.version, entry, Entry(last, entry.owners), deleted=True)
+        shelf.history.append(happened)
+        self._index(target, entry, None)
+        self._told(target.kind, happened)
         self._collect(entry.document["metadata"]["uid"])
 
     def _collect(self, uid: str) -> None:
         """What a deleted object owned goes with it, as the garbage collector has it, only at once."""
-        for kind in KINDS:
-            for (namespace, name), entry in sorted(self.entries(kind).items()):
-                owners = entry.document["metadata"].get("ownerReferences") or ()
-                if any(owner["uid"] == uid for owner in owners):
-                    self._remove(Target(kind, namespace, name, ""), entry)
+        for plural, (namespace, name) in sorted(self._owned.pop(uid, ())):
+            kind = next(kind for kind in KINDS if kind.plural == plural)
+            entry = self.entries(kind).get((namespace, name))
+            if entry is not None:
+                self.delete(Target(kind, namespace, name, ""), None)
 
-    def _update(self, target: Target, body: Json, manager: str) -> Json:
+    def _index(self, target: Target, before: Entry | None, after: Entry | None) -> None:
+        """Keep the way from owners to what they own."""
+        key = (target.kind.plural, (target.namespace, target.name))
+        for entry in (before, after):
+            for owner in (entry.document["metadata"].get("ownerReferences") or ()) if entry else ():
+                owned = self._owned.setdefault(owner["uid"], set())
+                if entry is after:
+                    owned.add(key)
+                else:
+                    owned.discard(key)
+
+    def _update(self, target: Target, body: Json, manager: str) -> Outcome:
         entry = self._entry(target)
         before = entry.document
         said = body.get("metadata") or {}
@@ -241,13 +271,10 @@ class Store:
                 409,
                 f'Operation cannot be fulfilled on {target.kind.plural} "{target.name}": the object has been modified',
             )
-        after = self._within(target, before, copy.deepcopy(body))
-        owner = Owner(manager, "Update", target.subresource)
-        return self._put(
-            target, entry, after, fields.updated(before, entry.owners, after, owner, target.kind.list_maps)
-        )
+        after = self._within(target, before, body)
+        return self._put(target, entry, after, _owners(target, before, entry.owners, after, manager))
 
-    def _apply(self, target: Target, body: Json, manager: str, force: bool) -> Json:
+    def _apply(self, target: Target, body: Json, manager: str, force: bool) -> Outcome:
         if not manager:
             raise Refusal(
                 422, "PatchOptions.meta.k8s.io is invalid: fieldManager: Required value: is required for apply patch"
@@ -298,7 +325,7 @@ class Store:
         return {**after, "apiVersion": before["apiVersion"], "kind": before["kind"], "metadata": {**metadata, **named}}
 
     def _newborn(self, target: Target, body: Json) -> Json:
-        made = copy.deepcopy(body)
+        made = copied(body)
         metadata = made.setdefault("metadata", {})
         metadata |= {"name": target.name, "creationTimestamp": self._now()}
         metadata["uid"] = str(uuid.UUID(int=self._dice.getrandbits(128), version=4))
@@ -311,10 +338,12 @@ class Store:
             made.setdefault("spec", {})
         return {**made, "apiVersion": target.kind.api_version, "kind": target.kind.kind}
 
-    def _put(self, target: Target, entry: Entry | None, document: Json, owners: Owners) -> Json:
+    def _put(self, target: Target, entry: Entry | None, document: Json, owners: Owners) -> Outcome:
         """Keep a document; nothing happens where it and its owners are as before."""
         kind = target.kind
-        document = filled_in(kind, copy.deepcopy(document))
+        document = {**document, "metadata": {**document["metadata"]}}
+        if kind.defaults:
+            document = filled_in(kind, copied(document))
         wrong = kind.check(document, entry.document if entry else None)
         if wrong:
             raise Refusal(
@@ -324,16 +353,18 @@ class Store:
             )
         if entry is not None:
             if entry.document == document and entry.owners == owners:
-                return entry.shown(kind)
+                return entry
             if kind.generation and entry.document.get("spec") != document.get("spec"):
                 document["metadata"]["generation"] += 1
         document["metadata"]["resourceVersion"] = self._next()
         kept = Entry(document, owners)
         shelf = self._shelves[kind.plural]
         shelf.objects[target.namespace, target.name] = kept
-        shelf.history.append(Happened(self.version, entry, kept, deleted=False))
-        self._told()
-        return kept.shown(kind)
+        happened = Happened(self.version, entry, kept, deleted=False)
+        shelf.history.append(happened)
+        self._index(target, entry, kept)
+        self._told(kind, happened)
+        return kept
 
     def _entry(self, target: Target) -> Entry:
         found = self.entries(target.kind).get((target.namespace, target.name))
@@ -346,24 +377,8 @@ class Store:
         return str(self.version)
 
 
-def matcher(target: Target, query: Mapping[str, str]) -> Callable[[Json], bool]:
-    """Whether a document is among those of a target with these selectors; "a=b,c=d" each."""
-    wanted_fields = [pair.split("=", 1) for pair in query.get("fieldSelector", "").split(",") if pair]
-    wanted_labels = [pair.split("=", 1) for pair in query.get("labelSelector", "").split(",") if pair]
-
-    def matches(document: Json) -> bool:
-        metadata = document["metadata"]
-        if target.namespace not in ("", metadata.get("namespace", "")) or target.name not in ("", metadata["name"]):
-            return False
-        labels = metadata.get("labels") or {}
-        if any(labels.get(name) != value for name, value in wanted_labels):
-            return False
-        return all(_field(document, path) == value for path, value in wanted_fields)
-
-    return matches
-
-
-def _field(document: Any, path: str) -> str:
-    for part in path.split("."):
-        document = document.get(part) if isinstance(document, dict) else None
-    return str(document or "")
+def _owners(target: Target, before: Json, owners: Owners, after: Json, manager: str) -> Owners:
+    """Who owns which fields after an update."""
+    if not target.kind.owned:
+        return owners
+    return fields.updated(before, owners, after, Owner(manager, "Update", target.subresource), target.kind.list_maps)

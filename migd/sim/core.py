@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import pynvml
 
@@ -31,6 +31,18 @@ class Call(NamedTuple):
     outcome: str
 
 
+class Timekeeper(Protocol):
+    """Whose time a machine goes by, where it is not its own: such as a loop in virtual time."""
+
+    def time(self) -> float:
+        """Seconds since an arbitrary start; never goes back."""
+        ...
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        ...
+
+
 class Hung(BaseException):
     """The call hangs: turned into what its caller sees when the call is left."""
 
@@ -44,6 +56,7 @@ class Core:
 
     def __init__(self, machine: Machine, file: MachineFile | None = None) -> None:
         self.machine = machine
+        self.keeper: Timekeeper | None = None
         self.calls: deque[Call] = deque(maxlen=CALLS_KEPT)
         self._file = file
         self._lock = threading.RLock()
@@ -137,6 +150,8 @@ class Core:
     def now_s(self) -> float:
         """Simulated time, in seconds from an arbitrary start; it never goes back, reboots included."""
         machine = self.machine
+        if self.keeper is not None:
+            return self.keeper.time() + machine.offset_s
         return machine.now_s if machine.clock == "virtual" else time.time() + machine.offset_s
 
     def pass_time(self, seconds: float | None, what: str) -> None:
@@ -156,6 +171,9 @@ class Core:
             time.sleep(3600)
 
     def _wait(self, seconds: float) -> None:
+        if self.keeper is not None:
+            self.keeper.advance(seconds)
+            return
         if self.machine.clock == "real":
             time.sleep(seconds)
             return
@@ -165,6 +183,11 @@ class Core:
         self.change(lambda machine: setattr(machine, "now_s", machine.now_s + seconds))
 
     # ---- reading and changing without being a client
+
+    @property
+    def filed(self) -> bool:
+        """Whether the machine lives in a file."""
+        return self._file is not None
 
     def read(self, look: Callable[[Machine], T]) -> T:
         """What `look` sees in the machine as it is now."""

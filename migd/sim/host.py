@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import pynvml
 
 from migd.sim import driver, processes
-from migd.sim.core import Call, Core
+from migd.sim.catalog import Model
+from migd.sim.core import Call, Core, Timekeeper
 from migd.sim.errors import ResetRefusedError, SimFileError, SimulationError, SpecMismatchError
 from migd.sim.face import PRIVILEGES
 from migd.sim.face_monitor import Nvml
@@ -153,6 +154,10 @@ class SimHost:
     def gpu_uuids(self) -> tuple[str, ...]:
         """The UUIDs of the GPUs in order of their indices."""
         return self._core.read(lambda m: tuple(g.uuid for g in sorted(m.gpus, key=lambda g: g.index)))
+
+    def model(self, gpu_index: int) -> Model:
+        """What the model of this GPU offers, as its driver and board show it."""
+        return self._core.offer(_by_index(self._core.machine, gpu_index))
 
     def snapshot(self) -> Machine:
         """The machine itself, to look at in a test. In memory it is live."""
@@ -371,6 +376,16 @@ class SimHost:
             machine.offset_s += now - self._core.now_s()
 
         self._core.change(act)
+
+    def follow_time(self, keeper: Timekeeper) -> None:
+        """Go by somebody else's time from now on: `clock.now_s()` is theirs, and what takes time here moves it.
+
+        Only in memory: a file is shared with programs that do not know of it.
+        """
+        if self._core.filed:
+            raise SimulationError("a machine in a file keeps its own time")
+        self._core.machine.offset_s = 0.0
+        self._core.keeper = keeper
 
     def _point(self, name: str, when: str) -> bool:
         core = self._core
