@@ -112,7 +112,7 @@ CIDR: Final = {"spec": {"podCIDR": "10.9.0.0/24", "podCIDRs": ["10.9.0.0/24"]}}
 OWN_GPUS: Final = "GPUPartitions of its own node only"
 OWN_LEASE: Final = "Lease of its own node"
 WORDS: Final = "from true to paused-for-mig-change and back only"
-CONDITIONS_ONLY: Final = "conditions AgentAlive and Assigned of a GPUPartition's status only"
+CONDITIONS_ONLY: Final = "the operator writes the conditions AgentAlive and Assigned only"
 FORBIDDEN: Final[list[tuple[str, str, str, Any]]] = [
     ("reads secrets", "GET", "/api/v1/secrets", None),
     ("reads a secret of its namespace", "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/x", None),
@@ -375,7 +375,7 @@ OPERATOR_MAY_NOT = [
     Row("says what a GPU is cut into", "operator", "PATCH", f"{MINE}/status", status(observed={"summary": "x"}),
         CONDITIONS_ONLY, APPLY),
     Row("says that a GPU is ready", "operator", "PATCH", f"{MINE}/status", status(conditions=[condition("Ready")]),
-        CONDITIONS_ONLY, APPLY),
+        "writes AgentAlive and Assigned only", APPLY),
     Row("answers for evictions", "operator", "PATCH", f"{MINE}/status", status(evictions=[EVICTED]),
         CONDITIONS_ONLY, APPLY),
     Row("registers a GPU", "operator", "PATCH", NEW, partition("<new gpu>", "<open>"), "cannot create resource", APPLY),

@@ -6,6 +6,7 @@ not see, and kinds that the policies are not about.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -32,8 +33,8 @@ from integration.deploy_rows import (
     renewed,
     taint,
 )
-from integration.deployed import NAMESPACE
-from integration.stage import Stage
+from integration.deployed import NAMESPACE, rendered
+from integration.stage import UNBOUND, Stage
 from integration.texts import PARTITIONS, PLANS, partition, plan
 
 _WITHIN_S = 20.0
@@ -108,6 +109,21 @@ def test_what_policies_refuse_they_refuse_with_every_right_too(mighty: Stage):
         answer = mighty.ask(row)
         assert answer.code == 403, f"{row}: {answer.code} {answer.message}"
         assert row.says in answer.message
+
+
+def test_every_rule_of_every_policy_refuses_a_row(mighty: Stage):
+    said = [mighty.ask(row).message for row in (*MAY_NOT, *ALONE) if row.says != RBAC]
+    said += [row.says for row in UNBOUND]
+    silent = []
+    for document in rendered(mighty.deployed.plane, "base"):
+        if document["kind"] != "ValidatingAdmissionPolicy":
+            continue
+        begins = f"ValidatingAdmissionPolicy '{document['metadata']['name']}' with binding"
+        for rule in document["spec"]["validations"]:
+            words = re.match(r"'([^']+)'|$", rule.get("messageExpression", ""))
+            text = words[1] if words and words[1] else rule["message"].removesuffix(" on a node")
+            silent += [] if any(begins in one and text in one for one in said) else [f"{begins}: {text}"]
+    assert silent == []
 
 
 @pytest.mark.parametrize("taints", [1000])
