@@ -28,6 +28,10 @@ LABELS_OF_OTHERS: Final = frozenset(
     }
 )
 """The labels of NVIDIA's stack that may be written: pausing its GPU clients, mig-manager's off-label, the mirror."""
+ANNOTATIONS_OF_OTHERS: Final = frozenset(
+    {"hami.io/node-nvidia-register", "nvidia.com/gpu-driver-upgrade.driver-wait-for-safe-load"}
+)
+"""Annotations of others that are read: they say who else works on the node's GPUs. Never written."""
 _RESOURCES: Final = "nvidia.com/"
 
 
@@ -46,7 +50,7 @@ class Node:
     """What we read of a node. labels: all of them. allocatable: of resources under nvidia.com/, as told.
 
     ready: the kubelet says so. unschedulable: an admin's cordon, which is theirs. annotated: it has annotations,
-    whosever; ours are in `Stored`.
+    whosever; ours are in `Stored`, and the few of others that are read are in foreign.
     """
 
     labels: Mapping[str, str]
@@ -55,6 +59,7 @@ class Node:
     ready: bool
     allocatable: Mapping[str, str]
     annotated: bool
+    foreign: Mapping[str, str] = field(default_factory=lambda: NOTHING)
 
     @property
     def closed(self) -> bool:
@@ -143,6 +148,7 @@ def _node(document: Json, same: Interner) -> Node:
     metadata, spec, status = document["metadata"], document.get("spec") or {}, document.get("status") or {}
     conditions = {c["type"]: c["status"] for c in status.get("conditions") or ()}
     allocatable = {k: v for k, v in (status.get("allocatable") or {}).items() if k.startswith(_RESOURCES)}
+    foreign = {k: v for k, v in (metadata.get("annotations") or {}).items() if k in ANNOTATIONS_OF_OTHERS}
     return Node(
         labels=same.mapping(metadata.get("labels")),
         taints=same(tuple(_taint(t) for t in spec.get("taints") or ())),
@@ -150,6 +156,7 @@ def _node(document: Json, same: Interner) -> Node:
         ready=conditions.get("Ready") == "True",
         allocatable=same.mapping(allocatable) if allocatable else NOTHING,
         annotated=bool(metadata.get("annotations")),
+        foreign=same.mapping(foreign),
     )
 
 
