@@ -83,6 +83,13 @@ class Writes(Protocol):
         """Delete this object and no other of its name; well where it is gone already."""
         ...
 
+    async def without_annotation(self, kind: Kind[T], seen: Stored[T], key: str) -> Stored[T]:
+        """Take one of our annotations off an object, whoever wrote it, if it says what was seen.
+
+        None is no request. ConflictError where it, or the object, is another now.
+        """
+        ...
+
 
 class NodeWrites(Protocol):
     """What is ours on nodes."""

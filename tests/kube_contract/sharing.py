@@ -92,6 +92,9 @@ def test_a_node_is_closed_and_opened_by_one_request_each_and_nothing_foreign_cha
             writes = len(world.writes(ME, name))
             assert await cluster.change_node(opened, OPEN) is opened
             assert len(world.writes(ME, name)) == writes, "nothing differs, nothing is written"
+            again = await changed(cluster, name, CLOSE)
+            assert again.value.closed, "what was taken off whole can be put on again"
+            assert foreign(await world.admin.get(f"{NODES_AT}/{name}")) == before
         for wrote in world.writes(ME, name):
             paths = [op["path"] for op in wrote.body if op["op"] != "test"]
             assert all("migd.dev" in p or "nvidia.com" in p or "taints" in p or p.count("/") == 2 for p in paths), paths
