@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -22,6 +23,7 @@ from migd.kube.transport import JSON, Answer, Query, Transport
 _NO_KUBECONFIG: Final = (AttributeError, KeyError, TypeError, ValueError)
 """What the package raises for a YAML document that is no kubeconfig."""
 _CONNECT_S: Final = 10.0
+_REREAD_S: Final = 60.0  # as the package does for pods
 _FOREVER: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)  # a watch's silence is watched above this
 
 
@@ -37,17 +39,14 @@ class HttpTransport(Transport):
         self._client.user_agent = user_agent
 
     @classmethod
-    async def connect(cls, user_agent: str, kubeconfig: Path | None = None) -> Self:
-        """By a kubeconfig; without one as a pod of the cluster. ConnectError says what is missing."""
-        configuration = client.Configuration()
-        try:
-            if kubeconfig is not None:
-                await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
-            else:
-                config.load_incluster_config(client_configuration=configuration)
-        except (config.ConfigException, OSError, yaml.YAMLError, *_NO_KUBECONFIG) as error:
-            where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the pod's ServiceAccount"
-            raise ConnectError(f"cannot connect by {where}: {error}") from error
+    async def connect(cls, user_agent: str, kubeconfig: Path | None = None, reread_s: float = _REREAD_S) -> Self:
+        """By a kubeconfig; without one as a pod of the cluster. ConnectError says what is missing.
+
+        reread_s: so often the kubeconfig is read again, where it has a token or gets one: tokens expire.
+        """
+        configuration = await _configured(kubeconfig)
+        if kubeconfig is not None and configuration.api_key:
+            configuration.refresh_api_key_hook = _rereading(kubeconfig, reread_s)
         configuration.retries = None  # we do: our waits are bounded, told and tested
         return cls(configuration, user_agent)
 
@@ -100,6 +99,48 @@ class HttpTransport(Transport):
         return response
 
 
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What another client in this process needs to be who we are; None for what is not used. Tokens age: ask anew.
+
+    server: the URL. authorization: the header, as "Bearer …". The others are paths of PEM files. verify: check the
+    server's certificate.
+    """
+
+    server: str
+    authorization: str | None
+    ca: str | None
+    certificate: str | None
+    key: str | None
+    verify: bool
+
+
+async def credentials(kubeconfig: Path | None = None) -> Credentials:
+    """Ours, as `HttpTransport.connect` finds them; ConnectError says what is missing."""
+    found = await _configured(kubeconfig)
+    authorization = await found.get_api_key_with_prefix("BearerToken")
+    return Credentials(
+        found.host, authorization, found.ssl_ca_cert, found.cert_file, found.key_file, bool(found.verify_ssl)
+    )
+
+
+async def _configured(kubeconfig: Path | None) -> client.Configuration:
+    configuration = client.Configuration()
+    await _load(kubeconfig, configuration)
+    return configuration
+
+
+async def _load(kubeconfig: Path | None, configuration: client.Configuration) -> None:
+    try:
+        if kubeconfig is not None:
+            await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
+        else:
+            config.load_incluster_config(client_configuration=configuration)
+    except (config.ConfigException, OSError, yaml.YAMLError, *_NO_KUBECONFIG) as error:
+        where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the pod's ServiceAccount"
+        raise ConnectError(f"cannot connect by {where}: {error}") from error
+
+
 class ConnectError(Exception):
     """There are no usable credentials; the text says which were looked for."""
 
@@ -107,6 +148,22 @@ class ConnectError(Exception):
 def in_cluster() -> bool:
     """Whether this process is a pod of a cluster."""
     return bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
+
+
+def _rereading(kubeconfig: Path, every_s: float) -> Callable[[client.Configuration], Awaitable[None]]:
+    """A hook that reads credentials again; the package itself reads a kubeconfig's tokenFile once."""
+    clock = asyncio.get_running_loop().time
+    again_at = clock() + every_s
+
+    async def reread(configuration: client.Configuration) -> None:
+        nonlocal again_at
+        if clock() < again_at:
+            return
+        again_at = clock() + every_s
+        with suppress(ConnectError):  # it is being replaced: what we have is good for a while
+            await _load(kubeconfig, configuration)
+
+    return reread
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:

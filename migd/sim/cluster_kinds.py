@@ -79,8 +79,6 @@ KINDS: Final = (
         generation=True,
         list_maps={
             ("status", "conditions"): ("type",),
-            ("status", "victims"): ("uid",),
-            ("status", "evictions"): ("podUID", "transaction"),
             ("status", "board", "profiles"): ("name",),
         },
         defaults={
