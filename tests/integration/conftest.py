@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from controlplane.building import NotBuiltError, found_programs
+from controlplane.clusters import Cluster
 from controlplane.processes import until
 from controlplane.running import ControlPlane
+from integration.stage import Stage
 
 CRDS = Path(__file__).parents[2] / "crds"
 KINDS = ("gpupartitionplans", "gpupartitions")
@@ -47,10 +49,26 @@ def _programs() -> Path | str:
         return str(missing)
 
 
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A whole cluster of the test module's own; what its CLUSTER says goes to `Cluster`."""
+    programs = _programs()
+    if isinstance(programs, str):
+        pytest.fail(programs, pytrace=False)
+    failed = request.session.testsfailed
+    folder = tmp_path_factory.mktemp("cluster")
+    with Cluster(folder, programs=programs, **getattr(request.module, "CLUSTER", {})) as running:
+        yield running
+    if request.session.testsfailed > failed:
+        sys.stderr.write(f"\nlogs of the cluster: {folder}\n")
+    else:
+        shutil.rmtree(folder)
+
+
 @pytest.fixture(scope="session")
 def plane(bare_plane: ControlPlane) -> ControlPlane:
     """A control plane that serves our kinds."""
-    done = bare_plane.kubectl("apply", "-f", str(CRDS))
+    done = bare_plane.kubectl("apply", "--server-side", "-f", str(CRDS))  # as deploy/ is applied later
     assert done.returncode == 0, done.stderr
     for kind in KINDS:
         # a definition just made answers 404 or 429 for a moment
@@ -62,3 +80,9 @@ def plane(bare_plane: ControlPlane) -> ControlPlane:
 def name() -> str:
     """A name that no other test uses: the control plane is shared."""
     return f"t-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def stage(plane: ControlPlane) -> Stage:
+    """A control plane with deploy/ on it, and who asks it for what; see `integration.stage`."""
+    return Stage.set_up(plane)
