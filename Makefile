@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
 
-.PHONY: demo test check bench soak control-plane integration format lock clean
+.PHONY: demo test check bench soak control-plane integration protos format lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -47,6 +47,12 @@ integration: control-plane
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+# with the oldest compiler whose output the oldest allowed grpcio and protobuf take
+protos:
+	@$(PYTHON) -m venv build/protos
+	@build/protos/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.76.0 grpcio==1.76.0 setuptools==80.9.0
+	build/protos/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(wildcard migd/kubelet/*.proto)
 
 lock:
 	uv lock

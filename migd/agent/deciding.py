@@ -7,6 +7,7 @@ transactions opened; `driving` takes one GPU's transaction to its end.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from migd.agent.driving import backwards, cause_of, drive, ended, lost, parked
@@ -26,7 +27,7 @@ def decide(record: Record, seen: Seen) -> tuple[Record, Effect | None]:
     At rest every GPU of the order has an outcome and no transaction is open that is not parked. Without an order only
     what a crash left is finished or undone.
     """
-    record = _without_gone(_after_boot(record, seen), seen)
+    record = without_gone(after_boot(record, seen.boot_id), seen.gpus)
     for uuid in _by_index(under_way(record), seen):
         return drive(record, uuid, seen)  # one GPU after the other, lowest index first
     if seen.order is None:
@@ -49,7 +50,7 @@ def accept(record: Record, order: Order | None) -> Record:
     if order is None:
         return replace(record, gpus={uuid: _resumed(gpu, ordered=False) for uuid, gpu in record.gpus.items()})
     gpus = {uuid: _resumed(gpu, ordered=True) if uuid in order.goals else gpu for uuid, gpu in record.gpus.items()}
-    return Record(record.boot_id, "", gpus)
+    return replace(record, order_id="", gpus=gpus)
 
 
 def _resumed(gpu: GpuRecord, ordered: bool) -> GpuRecord:
@@ -83,14 +84,15 @@ def hung(record: Record, operation: Operation, error: Cause) -> Record:
 # --- what a look voids -----------------------------------------------------------------------------------------------
 
 
-def _after_boot(record: Record, seen: Seen) -> Record:
+def after_boot(record: Record, boot_id: str) -> Record:
     """A changed boot id voids what is recorded of the GPUs: instances are gone, and on some GPUs the mode too.
 
     So no order counts as carried out any more.
     """
-    if record.boot_id == seen.boot_id:
+    if record.boot_id == boot_id:
         return record
-    return Record(seen.boot_id, "", {uuid: _rebooted(gpu) for uuid, gpu in record.gpus.items()})
+    gpus = {uuid: _rebooted(gpu) for uuid, gpu in record.gpus.items()}
+    return replace(record, boot_id=boot_id, order_id="", gpus=gpus)
 
 
 def _rebooted(gpu: GpuRecord) -> GpuRecord:
@@ -99,9 +101,9 @@ def _rebooted(gpu: GpuRecord) -> GpuRecord:
     return replace(gpu, owned=EMPTY, transaction=None, outcome=None)
 
 
-def _without_gone(record: Record, seen: Seen) -> Record:
+def without_gone(record: Record, gpus: Iterable[SeenGpu]) -> Record:
     """Ours is only what has been there ever since: what is gone and comes back, somebody else has made."""
-    for now in seen.gpus:
+    for now in gpus:
         gpu = record.gpu(now.uuid)
         if gpu.owned - now.geometry and now.mode is not None:
             record = record.with_gpu(now.uuid, replace(gpu, owned=gpu.owned & now.geometry))
@@ -117,7 +119,9 @@ def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | N
     record = _without_parked(record, seen, order)
     plans = order.plans(seen.gpus, record.owned)
     refused = {u: Outcome("Failed", cause_of(p.refused)) for u, p in plans.items() if p.refused}
-    stuck = {u: o for u in plans if (o := _awaiting(record.gpu(u), seen, u, order)) is not None} | rests
+    stuck = {
+        u: o for u in plans if (o := awaiting(record.gpu(u), seen.gpu(u), seen.boot_id, order)) is not None
+    } | rests
     blocked = {u: _blocked(p.blocked, order) for u, p in plans.items() if p.blocked is not None}
     gone = {u: lost("the GPU is not there any more") for u in order.goals if u not in plans}
     if not refused and not stuck and not gone and blocked:
@@ -133,8 +137,8 @@ def _begin(record: Record, seen: Seen, order: Order) -> tuple[Record, Effect | N
     for uuid, plan in plans.items():
         now = seen.gpu(uuid)
         assert now is not None, "a plan is made only for a GPU that is seen"
-        record = record.with_gpu(uuid, _opened(record.gpu(uuid), now, plan, order, stop.get(uuid), bool(stop)))
-    return Record(record.boot_id, order.id, record.gpus), None if stop else LookAgain()
+        record = record.with_gpu(uuid, opened(record.gpu(uuid), now, plan, order, stop.get(uuid), bool(stop)))
+    return replace(record, order_id=order.id), None if stop else LookAgain()
 
 
 def _rests(gpu: GpuRecord, order: Order) -> Outcome | None:
@@ -180,7 +184,7 @@ def _without_parked(record: Record, seen: Seen, order: Order) -> Record:
     return record
 
 
-def _opened(
+def opened(
     gpu: GpuRecord, now: SeenGpu, plan: GpuPreview, order: Order, stopped: Outcome | None, waits: bool
 ) -> GpuRecord:
     """One GPU's record when its order begins: an open transaction, or the outcome that needs none."""
@@ -210,13 +214,13 @@ def _blocked(why: Blocked, order: Order) -> Outcome:
     return Outcome("Blocked", Cause(lasting[0] if lasting else why.reason, why.message))
 
 
-def _awaiting(gpu: GpuRecord, seen: Seen, uuid: str, order: Order) -> Outcome | None:
+def awaiting(gpu: GpuRecord, now: SeenGpu | None, boot_id: str, order: Order) -> Outcome | None:
     """What a mode change that waited for a reboot makes of the same order; another order is free to begin."""
-    waits, now = gpu.awaiting, seen.gpu(uuid)
+    waits = gpu.awaiting
     if waits is None or waits.order_id != order.id or now is None or now.mode is None or now.mode.current == waits.mig:
         return None
     wish = "on" if waits.mig else "off"
-    if waits.boot_id == seen.boot_id:
+    if waits.boot_id == boot_id:
         return Outcome("RebootRequired", Cause("RebootRequired", f"MIG mode {wish} waits for a reboot of this machine"))
     return Outcome(
         "Failed",

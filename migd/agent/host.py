@@ -47,26 +47,45 @@ class NvidiaSmiReset:
 
     def reset(self, gpu_uuid: str) -> None:
         """Reset this GPU; ResetRefusedError with what the program said."""
-        command = [*self._program, "--gpu-reset", "-i", gpu_uuid]
-        said = " ".join(command)
         try:
-            running = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ResetRefusedError(f"cannot run `{said}`: {error.strerror}") from error
-        with running:
-            try:
-                output, _ = running.communicate(timeout=self._timeout_s)
-            except subprocess.TimeoutExpired:
-                os.killpg(running.pid, signal.SIGKILL)  # its children too: one of them may be what hangs
-                running.communicate()
-                raise ResetRefusedError(f"`{said}` did not end within {self._timeout_s:g} s and was ended") from None
-        if running.returncode != 0:
-            raise ResetRefusedError(f"`{said}` ended with {running.returncode}: {' '.join(output.split())[:500]}")
+            run_program([*self._program, "--gpu-reset", "-i", gpu_uuid], self._timeout_s)
+        except ProgramError as error:
+            raise ResetRefusedError(str(error)) from error
+
+
+class ProgramError(Exception):
+    """A program could not be run, failed, or did not end; the text says which, and what it said.
+
+    missing: there is no such program.
+    """
+
+    def __init__(self, text: str, missing: bool = False) -> None:
+        self.missing = missing
+        super().__init__(text)
+
+
+def run_program(command: Sequence[str], timeout_s: float) -> None:
+    """Run a program to its end; ProgramError where it fails. One that takes longer is ended with all its children."""
+    said = " ".join(command)
+    try:
+        running = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        raise ProgramError(f"cannot run `{said}`: {error.strerror}", missing) from error
+    with running:
+        try:
+            output, _ = running.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)  # its children too: one of them may be what hangs
+            running.communicate()
+            raise ProgramError(f"`{said}` did not end within {timeout_s:g} s and was ended") from None
+    if running.returncode != 0:
+        raise ProgramError(f"`{said}` ended with {running.returncode}: {' '.join(output.split())[:500]}")

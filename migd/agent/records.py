@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 from migd.mig.geometry import EMPTY, Geometry, Layout
 
-VERSION: Final = 1
-"""Of the record's form on disk. A record of another version is refused, never guessed at."""
+VERSION: Final = 2
+"""Of the record's form on disk. Version 1 had no node's part. A newer one is refused, never guessed at."""
 
 Phase = Literal["Ready", "Blocked", "RebootRequired", "Failed", "Held", "Lost"]
 """How one GPU stands at rest after an order, in the API's closed list."""
@@ -114,13 +114,80 @@ class GpuRecord:
         return self if target == before else replace(self, previous=before)
 
 
+Stage = Literal[
+    "Rest", "Waiting", "Closing", "Settling", "Pausing", "Applying", "Refreshing", "Opening", "Verifying", "Backing"
+]
+"""Where a node's transaction is. From Closing on the node may be closed, from Applying on hardware may be changed."""
+
+PauseKind = Literal["", "Labels", "Pods", "None"]
+"""How GPU clients are paused: by the GPU Operator's labels, by deleting the plugin's pods, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """One step of a node's transaction, for people. at: wall clock, RFC 3339; began_s: on the clock of the boot."""
+
+    name: str
+    at: str
+    began_s: float
+    milliseconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWork:
+    """A cluster node's transaction: the one under way, or how the last one ended. Times are on the clock of the boot.
+
+    turn: the assignment it is for; "" for none. stage, since_s: where it is, and since when. began_s, began_at: when
+    the turn was taken up, on the clock and by the wall's; ended_at: when it ended. closed_s, paused_s: when the node
+    was closed and its clients paused, None while it is not. pause: how. why: what is in the way, or why it backs out.
+    tries: attempts in a row that did not end well; not_before_s: the next is not earlier. refreshed: device nodes are
+    made; refresh: why not, refresh_tries: how often tried. nudges, nudged_s: how often the plugin was told to look
+    again, and when last. unadvertised: why allocatable is not as expected; short_s: since when it differs, at rest.
+    wedged_s: since when labels are paused by somebody who is not there. denied_s: the API server denied a change, and
+    is not asked again before. at_once: close first, then look: the machine
+    was rebooted. before, after: layouts of the GPUs that the transaction changes, for people. accepted: the layouts
+    that the node has from its last wish, to come back to after a reboot.
+    """
+
+    turn: str = ""
+    stage: Stage = "Rest"
+    since_s: float = 0.0
+    began_s: float = 0.0
+    began_at: str = ""
+    ended_at: str = ""
+    closed_s: float | None = None
+    paused_s: float | None = None
+    pause: PauseKind = ""
+    why: Cause | None = None
+    tries: int = 0
+    not_before_s: float = 0.0
+    refreshed: bool = False
+    refresh: Cause | None = None
+    refresh_tries: int = 0
+    nudges: int = 0
+    nudged_s: float = 0.0
+    unadvertised: Cause | None = None
+    short_s: float | None = None
+    wedged_s: float | None = None
+    denied_s: float = 0.0
+    at_once: bool = False
+    steps: tuple[StepTime, ...] = ()
+    before: Mapping[str, str] = field(default_factory=dict)
+    after: Mapping[str, str] = field(default_factory=dict)
+    accepted: Mapping[str, Layout] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The record of one machine. order_id: the order last begun; its outcomes stand in the GPUs' records."""
+    """The record of one machine. order_id: the order last begun; its outcomes stand in the GPUs' records.
+
+    node: where the machine is a cluster's node, what its agent is at; None elsewhere.
+    """
 
     boot_id: str
     order_id: str = ""
     gpus: Mapping[str, GpuRecord] = field(default_factory=dict)
+    node: NodeWork | None = None
 
     def gpu(self, uuid: str) -> GpuRecord:
         """What is recorded of this GPU; an empty record where nothing is."""
@@ -128,7 +195,7 @@ class Record:
 
     def with_gpu(self, uuid: str, gpu: GpuRecord) -> Record:
         """The record with this GPU's part replaced."""
-        return Record(self.boot_id, self.order_id, {**self.gpus, uuid: gpu})
+        return replace(self, gpus={**self.gpus, uuid: gpu})
 
     @property
     def open(self) -> tuple[str, ...]:

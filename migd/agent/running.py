@@ -35,7 +35,8 @@ from migd.nvml.errors import (
 )
 
 T = TypeVar("T")
-_ON_INSTANCE: Final = (DestroyComputeInstances, DestroyGpuInstance, CreateGpuInstance, CreateComputeInstance)
+ON_INSTANCE: Final = (DestroyComputeInstances, DestroyGpuInstance, CreateGpuInstance, CreateComputeInstance)
+"""Operations after which only their own GPU is another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def look(
     waiting: told why when such a wait begins.
     """
     gpus = _patiently(machine, partial(_readable, machine, needed), waiting)
-    return _seen(machine, order, (_named(gpu, machine.processes) for gpu in gpus))
+    return _seen(machine, order, (named(gpu, machine.processes) for gpu in gpus))
 
 
 def _look_after(
@@ -89,10 +90,10 @@ def _look_after(
     After an operation on an instance that is its GPU: nothing is decided about another one before this one's
     transaction ends, and then all are looked at. So the time of a step does not grow with the number of GPUs.
     """
-    if error is None and isinstance(effect, _ON_INSTANCE):
+    if error is None and isinstance(effect, ON_INSTANCE):
         gpu = _patiently(machine, partial(machine.gpus.look_at, effect.gpu_uuid))
         if gpu is not None:
-            now = _named(gpu, machine.processes)
+            now = named(gpu, machine.processes)
             return _seen(machine, order, (now if other.uuid == now.uuid else other for other in last.gpus))
     return look(machine, order, needed)
 
@@ -166,7 +167,7 @@ def _carry_out(machine: Machine, effect: Effect, listen: Listener) -> Cause | No
     if isinstance(effect, Pause):
         machine.clock.sleep(effect.seconds)
     else:
-        error = _perform(machine, effect)
+        error = perform(machine, effect)
     _tell(listen, Progress(effect, True, machine.clock.now_s() - began, error.message if error else ""))
     return error
 
@@ -177,7 +178,8 @@ def _tell(listen: Listener, progress: Progress) -> None:
         listen(progress)
 
 
-def _perform(machine: Machine, operation: Operation) -> Cause | None:
+def perform(machine: Machine, operation: Operation) -> Cause | None:
+    """Do one operation; what it answered, where it failed. HungError where it does not return."""
     try:
         if isinstance(operation, ResetGpu):
             machine.gpus.close()  # our own session would refuse the reset
@@ -226,7 +228,7 @@ def _users(machine: Machine, operation: Operation) -> str:
     return f". The device file is open in {', '.join(map(str, users))}" if users else ""
 
 
-def _named(gpu: SeenGpu, processes: Processes) -> SeenGpu:
+def named(gpu: SeenGpu, processes: Processes) -> SeenGpu:
     """The GPU with its holders' commands and containers."""
     if not gpu.holders and not any(instance.holders for instance in gpu.instances):
         return gpu

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, cast, get_args
 
 from migd.agent.records import (
     VERSION,
     AwaitingReboot,
     Cause,
     GpuRecord,
+    NodeWork,
     Outcome,
     Record,
+    Stage,
+    StepTime,
     Transaction,
 )
 from migd.mig.geometry import Geometry, GpuInstance, Layout, by_start
@@ -87,6 +90,7 @@ def encode(record: Record) -> str:
         "bootId": record.boot_id,
         "orderId": record.order_id,
         "gpus": {uuid: _gpu_out(gpu) for uuid, gpu in sorted(record.gpus.items())},
+        "node": _node_out(record.node),
     }
     return json.dumps(body, sort_keys=True) + "\n"
 
@@ -97,9 +101,10 @@ def decode(text: str) -> Record:
     found = body.get("version") if isinstance(body, dict) else None
     if isinstance(found, int) and found > VERSION:
         raise NewerError(f"version {found}, which a newer migd wrote; this one reads version {VERSION}")
-    if found != VERSION:
-        raise ValueError(f"its version is {found!r}; this migd reads version {VERSION}")
-    return Record(body["bootId"], body["orderId"], {uuid: _gpu_in(gpu) for uuid, gpu in body["gpus"].items()})
+    if found not in (1, VERSION):
+        raise ValueError(f"its version is {found!r}; this migd reads versions 1 and {VERSION}")
+    gpus = {uuid: _gpu_in(gpu) for uuid, gpu in body["gpus"].items()}
+    return Record(body["bootId"], body["orderId"], gpus, _node_in(None if found == 1 else body["node"]))
 
 
 def _gpu_out(gpu: GpuRecord) -> dict[str, Any]:
@@ -156,6 +161,34 @@ def _transaction_in(body: dict[str, Any] | None) -> Transaction | None:
         error=Cause(**body["error"]) if body["error"] else None,
         **{name: body[name] for name in _PLAIN},
     )
+
+
+def _node_out(work: NodeWork | None) -> dict[str, Any] | None:
+    if work is None:
+        return None
+    plain = {field.name: getattr(work, field.name) for field in fields(work)}
+    return plain | {
+        **{name: asdict(cause) if cause else None for name, cause in _causes(work).items()},
+        "steps": [asdict(step) for step in work.steps],
+        "before": dict(work.before),
+        "after": dict(work.after),
+        "accepted": {uuid: _layout_out(layout) for uuid, layout in work.accepted.items()},
+    }
+
+
+def _causes(work: NodeWork) -> dict[str, Cause | None]:
+    return {"why": work.why, "refresh": work.refresh, "unadvertised": work.unadvertised}
+
+
+def _node_in(body: dict[str, Any] | None) -> NodeWork | None:
+    if body is None:
+        return None
+    causes = {name: Cause(**body[name]) if body[name] else None for name in ("why", "refresh", "unadvertised")}
+    steps = tuple(StepTime(**step) for step in body["steps"])
+    accepted = {uuid: layout for uuid, text in body["accepted"].items() if (layout := _layout_in(text)) is not None}
+    if body["stage"] not in get_args(Stage):
+        raise ValueError(f"a stage {body['stage']!r}, which there is none of")
+    return NodeWork(**body | causes | {"steps": steps, "accepted": accepted})
 
 
 def _layout_out(layout: Layout | None) -> dict[str, Any] | None:

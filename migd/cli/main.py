@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "rollback": ("migd.cli.applying", "rollback"),
     "import": ("migd.cli.planning", "import_"),
     "export": ("migd.cli.listing", "export"),
+    "agent": ("migd.cli.agent", "agent"),
     "sim": ("migd.cli.simulating", "app"),
 }
 """Where each command is. Only what is asked for is imported: a command line should answer at once."""

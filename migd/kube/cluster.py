@@ -17,10 +17,10 @@ from migd.kube.events import Count, Note, Recorder
 from migd.kube.events import path as events_path
 from migd.kube.following import TIMING, Follower, Timing
 from migd.kube.leases import LEASES, Claim, Expiry, Held, HeldBy, claimed, released
-from migd.kube.nodes import NODES, Node, NodeChange, operations
+from migd.kube.nodes import NODES, Node, NodeChange, operations, without_annotation
 from migd.kube.ownership import NOTHING_APPLIED, wanted
 from migd.kube.ports import Cluster
-from migd.kube.stored import EVERYWHERE, Interner, Kind, Stored, Where
+from migd.kube.stored import EVERYWHERE, OURS, Interner, Kind, Stored, Where
 from migd.kube.transport import Throttle, Transport, Verbs
 
 T = TypeVar("T")
@@ -155,6 +155,14 @@ class ApiCluster(Cluster):
             await self._verbs.delete(kind.path(seen.name, seen.namespace), seen.uid)
         except (MissingError, ConflictError):
             return  # this one is gone; another of its name is none of our business
+
+    async def without_annotation(self, kind: Kind[T], seen: Stored[T], key: str) -> Stored[T]:
+        """See `Writes`."""
+        assert key.startswith(OURS), f"not ours to take off: {key}"
+        if key not in seen.annotations:
+            return seen
+        patch = without_annotation(seen, key)
+        return self._noted(kind, await self._verbs.patch(kind.path(seen.name, seen.namespace), patch))
 
     async def change_node(self, seen: Stored[Node], change: NodeChange) -> Stored[Node]:
         """See `NodeWrites`."""

@@ -7,17 +7,21 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import urlencode
 
 import aiohttp
+import yaml
 from kubernetes.aio import client, config
 
 from migd.kube.errors import Json
 from migd.kube.transport import JSON, Answer, Query, Transport
 
+_NO_KUBECONFIG: Final = (AttributeError, KeyError, TypeError, ValueError)
+"""What the package raises for a YAML document that is no kubeconfig."""
 _CONNECT_S: Final = 10.0
 _FOREVER: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)  # a watch's silence is watched above this
 
@@ -36,15 +40,7 @@ class HttpTransport(Transport):
     @classmethod
     async def connect(cls, user_agent: str, kubeconfig: Path | None = None) -> Self:
         """By a kubeconfig; without one as a pod of the cluster. ConnectError says what is missing."""
-        configuration = client.Configuration()
-        try:
-            if kubeconfig is not None:
-                await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
-            else:
-                config.load_incluster_config(client_configuration=configuration)
-        except (config.ConfigException, OSError) as error:
-            where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the pod's ServiceAccount"
-            raise ConnectError(f"cannot connect by {where}: {error}") from error
+        configuration = await _configured(kubeconfig)
         configuration.retries = None  # we do: our waits are bounded, told and tested
         return cls(configuration, user_agent)
 
@@ -95,6 +91,44 @@ class HttpTransport(Transport):
             raise ConnectionError(str(error) or type(error).__name__) from error
         response: aiohttp.ClientResponse = answer.response
         return response
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What another client in this process needs to be who we are; None for what is not used. Tokens age: ask anew.
+
+    server: the URL. authorization: the header, as "Bearer …". The others are paths of PEM files. verify: check the
+    server's certificate.
+    """
+
+    server: str
+    authorization: str | None
+    ca: str | None
+    certificate: str | None
+    key: str | None
+    verify: bool
+
+
+async def credentials(kubeconfig: Path | None = None) -> Credentials:
+    """Ours, as `HttpTransport.connect` finds them; ConnectError says what is missing."""
+    found = await _configured(kubeconfig)
+    authorization = await found.get_api_key_with_prefix("BearerToken")
+    return Credentials(
+        found.host, authorization, found.ssl_ca_cert, found.cert_file, found.key_file, bool(found.verify_ssl)
+    )
+
+
+async def _configured(kubeconfig: Path | None) -> client.Configuration:
+    configuration = client.Configuration()
+    try:
+        if kubeconfig is not None:
+            await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
+        else:
+            config.load_incluster_config(client_configuration=configuration)
+    except (config.ConfigException, OSError, yaml.YAMLError, *_NO_KUBECONFIG) as error:
+        where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the pod's ServiceAccount"
+        raise ConnectError(f"cannot connect by {where}: {error}") from error
+    return configuration
 
 
 class ConnectError(Exception):

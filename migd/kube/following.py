@@ -64,6 +64,7 @@ class Follower(Generic[T]):
         self.cache = cache
         self._synced = asyncio.Event()
         self.trouble = ""  # what the last try failed on; "" when well
+        self.heard_s = float("-inf")
         self._verbs = verbs
         self._path = cache.kind.path(namespace=where.namespace)
         self._where = where
@@ -107,6 +108,7 @@ class Follower(Generic[T]):
         async for page, version in self._verbs.pages(self._path, self._where.query, self._timing.page):
             found += [self.cache.read(document) for document in page]
             at = version
+            self.heard_s = asyncio.get_running_loop().time()
         self._tell(self.cache.listed(found, at))
         self._warn_of_unreadable()
         self._synced.set()
@@ -124,6 +126,7 @@ class Follower(Generic[T]):
                 async with aclosing(self._events(at, until)) as events:
                     async for event in events:
                         at = str(event["object"]["metadata"]["resourceVersion"])
+                        self.heard_s = loop.time()
                         self._tell(self.cache.event(event["type"], event["object"]))
                         failures = 0
                 self.trouble = ""

@@ -11,6 +11,8 @@ from migd.kube.errors import Json
 from migd.kube.stored import Interner, Kind, Stored
 
 API_VERSION: Final = "coordination.k8s.io/v1"
+DUPLICATES: Final = "migd.dev/duplicates"
+"""The annotation by which an agent says which GPUPartitions of other nodes it has too: names, comma-separated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from migd.kube.errors import Json
 from migd.kube.stored import NOTHING, OURS, Interner, Kind, Stored
@@ -28,6 +28,10 @@ LABELS_OF_OTHERS: Final = frozenset(
     }
 )
 """The labels of NVIDIA's stack that may be written: pausing its GPU clients, mig-manager's off-label, the mirror."""
+HAMI: Final = "hami.io/node-nvidia-register"
+SAFE_LOAD: Final = "nvidia.com/gpu-driver-upgrade.driver-wait-for-safe-load"
+ANNOTATIONS_OF_OTHERS: Final = frozenset({HAMI, SAFE_LOAD})
+"""Annotations of others that are read: they say who else works on the node's GPUs. Never written."""
 _RESOURCES: Final = "nvidia.com/"
 
 
@@ -46,7 +50,7 @@ class Node:
     """What we read of a node. labels: all of them. allocatable: of resources under nvidia.com/, as told.
 
     ready: the kubelet says so. unschedulable: an admin's cordon, which is theirs. annotated: it has annotations,
-    whosever; ours are in `Stored`.
+    whosever; ours are in `Stored`, and the few of others that are read are in foreign.
     """
 
     labels: Mapping[str, str]
@@ -55,6 +59,7 @@ class Node:
     ready: bool
     allocatable: Mapping[str, str]
     annotated: bool
+    foreign: Mapping[str, str] = field(default_factory=lambda: NOTHING)
 
     @property
     def closed(self) -> bool:
@@ -92,6 +97,12 @@ def operations(seen: Stored[Node], change: NodeChange) -> list[Json]:
         *(_taints(node.taints, change.closed) if change.closed not in (None, node.closed) else ()),
     ]
     return [_test("/metadata/uid", seen.uid), *found] if found else []
+
+
+def without_annotation(seen: Stored[Any], key: str) -> list[Json]:
+    """The JSON patch that takes one annotation off an object, if both are as seen."""
+    at = f"/metadata/annotations/{_escaped(key)}"
+    return [_test("/metadata/uid", seen.uid), _test(at, seen.annotations[key]), {"op": "remove", "path": at}]
 
 
 def _keys(path: str, old: Mapping[str, str], new: Mapping[str, str | None], there: bool) -> Iterable[Json]:
@@ -143,6 +154,7 @@ def _node(document: Json, same: Interner) -> Node:
     metadata, spec, status = document["metadata"], document.get("spec") or {}, document.get("status") or {}
     conditions = {c["type"]: c["status"] for c in status.get("conditions") or ()}
     allocatable = {k: v for k, v in (status.get("allocatable") or {}).items() if k.startswith(_RESOURCES)}
+    foreign = {k: v for k, v in (metadata.get("annotations") or {}).items() if k in ANNOTATIONS_OF_OTHERS}
     return Node(
         labels=same.mapping(metadata.get("labels")),
         taints=same(tuple(_taint(t) for t in spec.get("taints") or ())),
@@ -150,6 +162,7 @@ def _node(document: Json, same: Interner) -> Node:
         ready=conditions.get("Ready") == "True",
         allocatable=same.mapping(allocatable) if allocatable else NOTHING,
         annotated=bool(metadata.get("annotations")),
+        foreign=same.mapping(foreign),
     )
 
 

@@ -28,18 +28,33 @@ _SHARED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PlanObject:
-    """A GPUPartitionPlan, and what its status says; its uid, generation and annotations are in `Stored`."""
+    """A GPUPartitionPlan, and what its status says; its uid, generation and annotations are in `Stored`.
 
-    plan: Plan
-    status: PlanStatus
+    plan: None where it is stored but no plan of this version, such as one of a newer migd; invalid says why.
+    status: None where nobody can read it, so that it must not be written over either.
+    """
+
+    plan: Plan | None
+    status: PlanStatus | None
+    invalid: str = ""
 
 
 def _plan(document: Json, _: Interner) -> PlanObject:
+    """A plan; one that is not valid stays in sight, since GPUs may carry its wish and somebody must be told."""
     name = document["metadata"]["name"]
     try:
-        return PlanObject(plan_of(document, name), plan_status_of(document.get("status"), name))
+        status = plan_status_of(document.get("status"), name)
     except BadInput as bad:
-        raise ValueError(str(bad)) from bad
+        return PlanObject(None, None, _sentence(bad))
+    try:
+        return PlanObject(plan_of(document, name), status)
+    except BadInput as bad:
+        return PlanObject(None, status, _sentence(bad))
+
+
+def _sentence(bad: BadInput) -> str:
+    """What is wrong, in one line; the source is the object that it is written into."""
+    return "; ".join(str(problem) for problem in bad.problems)
 
 
 def _partition(document: Json, same: Interner) -> Partition:
@@ -86,8 +101,6 @@ PARTITIONS: Final = Kind(
     _partition,
     list_maps={
         ("status", "conditions"): ("type",),
-        ("status", "victims"): ("uid",),
-        ("status", "evictions"): ("podUID", "transaction"),
         ("status", "board", "profiles"): ("name",),
     },
 )

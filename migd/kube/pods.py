@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from migd.kube.errors import Json
+from migd.kube.nodes import TAINT
 from migd.kube.stored import Interner, Kind, Where
 
 _GPU: Final = "nvidia.com/"
+_CLIENT: Final = "nvidia.com/gpu.deploy."
 _MIRROR: Final = "kubernetes.io/config.mirror"
 TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 
@@ -22,6 +24,8 @@ class Pod:
     containers, as (resource, number) by name. claims: it asks for devices by resource claims.
     owner: kind of its controller, "" for a pod nobody would make again. mirror: a static pod's shadow.
     empty_dir: it has a volume that is lost with it. containers: their names, init containers left out.
+    container_ids: of those that were started, without their runtime's name, init containers included.
+    tolerates: our taint does not keep it away. clients: labels of the GPU Operator's by which it chooses its node.
     """
 
     node_name: str
@@ -33,6 +37,9 @@ class Pod:
     mirror: bool
     empty_dir: bool
     containers: tuple[str, ...]
+    container_ids: tuple[str, ...] = ()
+    tolerates: bool = False
+    clients: tuple[str, ...] = ()
 
     @property
     def terminal(self) -> bool:
@@ -58,7 +65,23 @@ def _pod(document: Json, same: Interner) -> Pod:
         mirror=_MIRROR in (metadata.get("annotations") or {}),
         empty_dir=any("emptyDir" in volume for volume in spec.get("volumes") or ()),
         containers=same(tuple(c["name"] for c in running)),
+        container_ids=_container_ids(document.get("status") or {}),
+        tolerates=any(_tolerates(t) for t in spec.get("tolerations") or ()),
+        clients=same(tuple(sorted(k for k in spec.get("nodeSelector") or {} if k.startswith(_CLIENT)))),
     )
+
+
+def _container_ids(status: Json) -> tuple[str, ...]:
+    """As in containerd://0123abcd…, the part behind the slashes."""
+    told = (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ()))
+    return tuple(c["containerID"].rpartition("//")[2] for c in told if c.get("containerID"))
+
+
+def _tolerates(toleration: Json) -> bool:
+    """Whether a toleration is for our taint, which has no value. Source: the API's definition of Toleration."""
+    if toleration.get("effect") not in (None, "", "NoSchedule") or toleration.get("key") not in (None, "", TAINT):
+        return False
+    return toleration.get("operator") == "Exists" or (toleration.get("key") == TAINT and not toleration.get("value"))
 
 
 def _gpus(running: object, initial: object) -> tuple[tuple[str, int], ...]:

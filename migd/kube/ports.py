@@ -16,10 +16,15 @@ T = TypeVar("T")
 
 
 class Following(Protocol[T]):
-    """A cache that is kept up to date. trouble: what the last try failed on; "" when well."""
+    """A cache that is kept up to date.
+
+    trouble: what the last try failed on; "" when well. heard_s: when the API server was heard last, a bookmark
+    included, by the running loop; -inf for never. A server that is well is heard once a minute.
+    """
 
     cache: Cache[T]
     trouble: str
+    heard_s: float
 
     async def wait_synced(self) -> None:
         """Returns once the first list is complete."""
@@ -76,6 +81,13 @@ class Writes(Protocol):
 
     async def delete(self, kind: Kind[Any], seen: Stored[Any]) -> None:
         """Delete this object and no other of its name; well where it is gone already."""
+        ...
+
+    async def without_annotation(self, kind: Kind[T], seen: Stored[T], key: str) -> Stored[T]:
+        """Take one of our annotations off an object, whoever wrote it, if it says what was seen.
+
+        None is no request. ConflictError where it, or the object, is another now.
+        """
         ...
 
 

@@ -12,8 +12,9 @@ from migd.mig.geometry import Geometry, GpuInstance, Layout
 class Holder:
     """Who holds a GPU or one of its instances.
 
-    pid: the process, or None where nobody could be named (unknown counts as busy).
-    command: what it runs; "" until looked up. container: the container's id, "" for a process of the host.
+    pid: the process, or None where no process could be named (unknown counts as busy).
+    command: what it runs; "" until looked up; without a pid who it is otherwise, such as "pod ml/train".
+    container: the container's id, "" for a process of the host.
     """
 
     pid: int | None
@@ -21,7 +22,9 @@ class Holder:
     container: str = ""
 
     def __str__(self) -> str:
-        who = "an unknown client" if self.pid is None else f"pid {self.pid}"
+        if self.pid is None:
+            return self.command or "an unknown client"
+        who = f"pid {self.pid}"
         where = f" in container {self.container[:12]}" if self.container else ""
         return who + (f" ({self.command})" if self.command else "") + where
 

@@ -21,7 +21,7 @@ Reason = Literal[
     "Infeasible", "UnknownProfile", "NotCapable", "Conflict", "DuplicateGPU", "InUse", "NeverIdle", "DrainBlocked",
     "DrainTimeout", "EvictionBudget", "ForeignOwner", "ForeignInstances", "DriverUpgrade", "GPUUnhealthy", "MPSInUse",
     "NoPermission", "ModeChangeFailed", "ResetRefused", "RebootRequired", "NVMLError", "NotAdvertised",
-    "NoDevicePlugin", "Paused", "AwaitingApproval", "Held",
+    "NoDevicePlugin", "Paused", "AwaitingApproval", "Held", "Invalid", "AgentSilent",
 ]  # fmt: skip
 PlanConditionType = Literal["Accepted", "Progressing", "Ready", "Stalled"]
 PartitionConditionType = Literal["Ready", "Drained", "Applied", "Advertised", "Assigned", "AgentAlive"]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from migd.mig.profiles import ProfileName
-from migd.plans.problems import shown, wrong
+from migd.plans.problems import LATER, shown, wrong
 
 COUNT_MAX: Final = 64
 """More instances than this on one GPU is a slip of the hand: no GPU holds even 16."""
@@ -105,6 +105,17 @@ def pci_key(device_id: str) -> str:
     return device_id.lower().removeprefix("0x")
 
 
+def not_yet(word: str) -> Callable[[object], object]:
+    """A validator: a word that a later version will take is refused with a sentence that says so."""
+
+    def check(value: object) -> object:
+        if value == word:
+            raise wrong(f"{word} is not in this version yet", LATER)
+        return value
+
+    return check
+
+
 def only_true(value: object) -> object:
     """A validator: true or nothing; 1 equals true in Python and is no true."""
     if value is not None and value is not True:
@@ -124,6 +135,17 @@ def some(what: str) -> AfterValidator:
     def check(values: tuple[Any, ...]) -> tuple[Any, ...]:
         if not values:
             raise wrong("must not be empty", what)
+        return values
+
+    return AfterValidator(check)
+
+
+def most(number: int, what: str) -> AfterValidator:
+    """Refuses more of something than an object of the API may have; the bounds are the definitions'."""
+
+    def check(values: Any) -> Any:
+        if len(values) > number:
+            raise wrong(f"has {len(values)} {what}, more than {number}")
         return values
 
     return AfterValidator(check)
@@ -177,11 +199,11 @@ def sorted_labels(values: dict[str, str]) -> dict[str, str]:
 Tuple = Field(strict=False)
 """Marks a list: a YAML list becomes a tuple; what is in it stays strict."""
 Count = Annotated[int, Field(ge=1, le=COUNT_MAX)]
-ProfileText = Annotated[str, AfterValidator(_profile)]
+ProfileText = Annotated[str, most(32, "characters"), AfterValidator(_profile)]
 Duration = Annotated[int, BeforeValidator(_seconds), PlainSerializer(duration_of)]
 Index = Annotated[int, Field(ge=0, le=INDEX_MAX)]
 Uuid = Annotated[str, AfterValidator(_uuid)]
-Glob = Annotated[str, AfterValidator(_glob)]
+Glob = Annotated[str, most(256, "characters"), AfterValidator(_glob)]
 PciDeviceId = Annotated[str, BeforeValidator(check_pci)]
 Named = some("name at least one, or leave it out")
 PlanName = Annotated[str, AfterValidator(_plan_name)]

@@ -35,9 +35,8 @@ class PlanRef(Value):
 class DesiredDisruption(Value):
     """How gently, as far as the agent needs it."""
 
-    policy: Literal["WaitForIdle", "Evict"]
+    policy: Literal["WaitForIdle"]
     timeout_s: Duration = Field(alias="timeout")
-    grace_period_s: int | None = Field(None, alias="gracePeriodSeconds")
 
 
 class Desired(Value):
@@ -168,17 +167,6 @@ class BlockerDoc(Value):
     daemon: str | None = None
 
 
-class Eviction(Value):
-    """What the API server answered for one pod in one transaction."""
-
-    pod_uid: str = Field(alias="podUID")
-    transaction: str
-    code: int
-    budgets: Annotated[tuple[str, ...], Tuple] = Field((), alias="podDisruptionBudgets")
-    message: str = ""
-    at: Time
-
-
 class Step(Value):
     """One step of a transaction."""
 
@@ -227,8 +215,6 @@ class PartitionStatus(Value):
     observed: Observed | None = None
     blockers: Annotated[tuple[BlockerDoc, ...], Tuple] = ()
     blockers_left_out: Natural = Field(0, alias="blockersLeftOut")
-    victims: Annotated[tuple[Pod, ...], Tuple] = ()
-    evictions: Annotated[tuple[Eviction, ...], Tuple] = ()
     last_transition: LastTransition | None = Field(None, alias="lastTransition")
     previous: Previous | None = None
 
@@ -270,7 +256,7 @@ class Partition(Value):
     @property
     def gpu(self) -> SeenGpu | None:
         """The GPU, or None where nobody has told of it yet."""
-        return self._gpu
+        return self.__pydantic_private__["_gpu"]  # type: ignore[index,no-any-return]  # pydantic looks it up slowly
 
     @property
     def owned(self) -> Geometry:
@@ -296,6 +282,7 @@ class _Metadata(Value):
     owner_references: object = Field(None, alias="ownerReferences")
     finalizers: object = None
     self_link: object = Field(None, alias="selfLink")
+    generate_name: object = Field(None, alias="generateName")
 
 
 class _Document(Value):

@@ -10,7 +10,6 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from migd.plans.fields import (
-    TIMEOUT_MAX_S,
     Count,
     Duration,
     Glob,
@@ -24,6 +23,8 @@ from migd.plans.fields import (
     Tuple,
     Uuid,
     Value,
+    most,
+    not_yet,
     once,
     only_true,
     pci_key,
@@ -43,7 +44,7 @@ class LabelExpression(Value):
 
     key: LabelKey
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
-    values: Annotated[tuple[LabelValue, ...], Tuple] = ()
+    values: Annotated[tuple[LabelValue, ...], most(64, "values"), Tuple] = ()
 
     @model_validator(mode="after")
     def _values_where_due(self) -> Self:
@@ -57,8 +58,12 @@ class LabelExpression(Value):
 class LabelSelector(Value):
     """Labels that must all match; empty matches everything."""
 
-    match_labels: Annotated[dict[str, str], AfterValidator(sorted_labels)] = Field({}, alias="matchLabels")
-    match_expressions: Annotated[tuple[LabelExpression, ...], Tuple] = Field((), alias="matchExpressions")
+    match_labels: Annotated[dict[str, str], most(64, "labels"), AfterValidator(sorted_labels)] = Field(
+        {}, alias="matchLabels"
+    )
+    match_expressions: Annotated[tuple[LabelExpression, ...], most(64, "expressions"), Tuple] = Field(
+        (), alias="matchExpressions"
+    )
 
 
 class GpuSelector(Value):
@@ -70,11 +75,11 @@ class GpuSelector(Value):
 
     every: Annotated[Literal[True] | None, BeforeValidator(only_true)] = Field(None, alias="all")
     indices: Annotated[tuple[Index, ...], once("GPU index"), Named, Tuple] | None = None
-    uuids: Annotated[tuple[Uuid, ...], once("GPU", str.lower), Named, Tuple] | None = None
-    models: Annotated[tuple[Glob, ...], once("model"), Named, Tuple] | None = None
-    pci_device_ids: Annotated[tuple[PciDeviceId, ...], once("device id", pci_key), Named, Tuple] | None = Field(
-        None, alias="pciDeviceIds"
-    )
+    uuids: Annotated[tuple[Uuid, ...], most(128, "UUIDs"), once("GPU", str.lower), Named, Tuple] | None = None
+    models: Annotated[tuple[Glob, ...], most(64, "models"), once("model"), Named, Tuple] | None = None
+    pci_device_ids: (
+        Annotated[tuple[PciDeviceId, ...], most(32, "ids"), once("device id", pci_key), Named, Tuple] | None
+    ) = Field(None, alias="pciDeviceIds")
 
     @model_validator(mode="after")
     def _something(self) -> Self:
@@ -126,7 +131,7 @@ class Rule(Value):
     """
 
     gpus: GpuSelector = Field(description="gpus: {all: true} is every GPU")
-    instances: Annotated[tuple[InstanceRule, ...], Tuple] | None = None
+    instances: Annotated[tuple[InstanceRule, ...], most(32, "kinds of instance"), Tuple] | None = None
     mig: Literal["Disabled"] | None = Field(None, description="mig: Disabled; MIG is on where instances are given")
     allow_empty: bool = Field(False, alias="allowEmpty")
 
@@ -150,14 +155,10 @@ class Rule(Value):
 
 
 class Disruption(Value):
-    """How gently: when instances in use may be touched, and which pods may go."""
+    """How gently: instances in use are waited for, so long; nothing is evicted in this version."""
 
-    policy: Literal["WaitForIdle", "Evict"] = "WaitForIdle"
+    policy: Annotated[Literal["WaitForIdle"], BeforeValidator(not_yet("Evict"))] = "WaitForIdle"
     timeout_s: Duration = Field(1800, alias="timeout")
-    grace_period_s: Annotated[int, Field(ge=1, le=TIMEOUT_MAX_S)] | None = Field(None, alias="gracePeriodSeconds")
-    max_evictions: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(None, alias="maxEvictions")
-    protect: LabelSelector | None = None
-    allow: Annotated[tuple[Literal["EmptyDir", "Unmanaged"], ...], once("permission"), Tuple] = ()
 
 
 class Rollout(Value):
@@ -174,7 +175,7 @@ class PlanSpec(Value):
         alias="nodeSelector", description="nodeSelector: {} is every node; a single machine ignores it"
     )
     priority: Annotated[int, Field(ge=-1_000_000_000, le=1_000_000_000)] = 0
-    rules: Annotated[tuple[Rule, ...], some(_RULES), Tuple] = Field(description=_RULES)
+    rules: Annotated[tuple[Rule, ...], most(256, "rules"), some(_RULES), Tuple] = Field(description=_RULES)
     disruption: Disruption = Disruption()
     rollout: Rollout = Rollout()
     approval: Literal["Automatic", "Manual"] = "Automatic"
@@ -237,6 +238,7 @@ class _Metadata(Value):
     managed_fields: object = Field(None, alias="managedFields")
     owner_references: object = Field(None, alias="ownerReferences")
     self_link: object = Field(None, alias="selfLink")
+    generate_name: object = Field(None, alias="generateName")
 
 
 class _Document(Value):
@@ -274,11 +276,6 @@ def cluster_notes(plan: Plan) -> tuple[str, ...]:
         ("approval", spec.approval != "Automatic"),
         ("drift", spec.drift != "Correct"),
         ("owner", spec.owner != "Refuse"),
-        ("disruption.policy: Evict", spec.disruption.policy == "Evict"),
-        ("disruption.gracePeriodSeconds", spec.disruption.grace_period_s is not None),
-        ("disruption.maxEvictions", spec.disruption.max_evictions is not None),
-        ("disruption.protect", spec.disruption.protect is not None),
-        ("disruption.allow", bool(spec.disruption.allow)),
     ]
     ignored = [name for name, given in of_clusters if given]
     return (f"ignored on a single machine, they concern clusters: {', '.join(ignored)}",) if ignored else ()

@@ -58,7 +58,6 @@ class Totals(Value):
     keep: Natural = 0
     destroy: Natural = 0
     create: Natural = 0
-    evict: Natural = 0
     mode_changes: Natural = Field(0, alias="modeChanges")
     resets: Natural = 0
 
@@ -71,7 +70,7 @@ class ProfileCount(Value):
 
 
 class Group(Value):
-    """GPUs for which the same is done; keep, destroy and create are of each GPU, evict is over all of them."""
+    """GPUs for which the same is done; keep, destroy and create are of each GPU."""
 
     model: str
     from_layout: str = Field(alias="from")
@@ -82,7 +81,6 @@ class Group(Value):
     keep: Annotated[tuple[ProfileCount, ...], Tuple] = ()
     destroy: Annotated[tuple[ProfileCount, ...], Tuple] = ()
     create: Annotated[tuple[ProfileCount, ...], Tuple] = ()
-    evict: Natural = 0
     mode_change: Literal["Enable", "Disable"] | None = Field(None, alias="modeChange")
     reset: bool = False
     reason: Reason | None = None
@@ -108,7 +106,6 @@ class HistoryEntry(Value):
     result: Literal["Running", "Succeeded", "Failed", "Superseded"]
     nodes: Natural = 0
     gpus: Natural = 0
-    evicted: Natural = 0
     message: str = ""
 
 

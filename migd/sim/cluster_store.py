@@ -320,7 +320,8 @@ class Store:
         after = {key: value for key, value in body.items() if self._has(target, key)}
         after = {**before, **after} if target.subresource else {**after, **kept}
         own = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
-        metadata = {k: v for k, v in after.get("metadata", {}).items() if k not in (*own, "managedFields")}
+        told = after.get("metadata", {})
+        metadata = {k: v for k, v in told.items() if k not in (*own, "managedFields") and v not in ({}, [])}  # omitempty
         named = {k: v for k, v in before["metadata"].items() if k in own}
         return {**after, "apiVersion": before["apiVersion"], "kind": before["kind"], "metadata": {**metadata, **named}}
 
@@ -341,7 +342,7 @@ class Store:
     def _put(self, target: Target, entry: Entry | None, document: Json, owners: Owners) -> Outcome:
         """Keep a document; nothing happens where it and its owners are as before."""
         kind = target.kind
-        document = {**document, "metadata": {**document["metadata"]}}
+        document = {**document, "metadata": _without_empty(document["metadata"])}
         if kind.defaults:
             document = filled_in(kind, copied(document))
         wrong = kind.check(document, entry.document if entry else None)
@@ -375,6 +376,11 @@ class Store:
     def _next(self) -> str:
         self.version += 1
         return str(self.version)
+
+
+def _without_empty(metadata: Json) -> Json:
+    """Metadata without maps and lists that are empty: nothing of them is kept, and nothing is sent."""
+    return {key: value for key, value in metadata.items() if value not in ({}, [])}
 
 
 def _owners(target: Target, before: Json, owners: Owners, after: Json, manager: str) -> Owners:

@@ -6,12 +6,16 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from migd.plans.conditions import Reason
 from migd.plans.matching import selects
-from migd.plans.partitions import Assignment, Desired, Partition, written
-from migd_operator.facts import HOLD, NodeFacts, PlanFacts, selects_node
+from migd.plans.partitions import Assignment, Desired, Partition
+from migd_operator.facts import HOLD, InvalidPlan, NodeFacts, PlanFacts, selects_node
 from migd_operator.judging import Judge, Judged
+
+NOTHING: Final[Mapping[str, InvalidPlan]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +45,15 @@ class Claim:
 class NodeWish:
     """The whole wish for one node. turn: the assignment that says so; None where there is nothing to wish.
 
-    plans: those that have a GPU in the wish, by name.
+    plans: those that have a GPU in the wish, by name. frozen: why nothing of this node's may be changed, since the
+    whole wish cannot be known; turn is then the one that it carries.
     """
 
     node: NodeFacts
     claims: tuple[Claim, ...]
     turn: Assignment | None
     plans: tuple[PlanFacts, ...]
+    frozen: Left | None = None
 
     @property
     def wished(self) -> tuple[Claim, ...]:
@@ -66,26 +72,43 @@ def node_wish(
     partitions: Iterable[Partition],
     judge: Judge,
     duplicates: Mapping[str, str],
+    invalid: Mapping[str, InvalidPlan] = NOTHING,
 ) -> NodeWish:
     """The wish for one node. plans: all, by name; partitions: this node's.
 
-    duplicates: by partition, the other node that claims the same GPU.
+    duplicates: by partition, the other node that claims the same GPU. invalid: plans that cannot be read, by uid: the
+    GPUs that carry the wish of one, and their node's turn with them, stay as they are.
     """
     here = [p for p in plans if selects_node(p.plan.spec.node_selector, node.labels)]
     ordered = sorted(partitions, key=lambda p: (p.gpu.index if p.gpu else -1, p.name))
-    claims = [_claim(node, here, partition, judge, duplicates.get(partition.name)) for partition in ordered]
-    if node.single_strategy:
+    claims = [
+        _unreadable(partition, invalid) or _claim(node, here, partition, judge, duplicates.get(partition.name))
+        for partition in ordered
+    ]
+    frozen = next((c.left for c in claims if c.left is not None and c.left.reason == "Invalid"), None)
+    if node.single_strategy and frozen is None:
         claims = _one_profile(claims)
     wished = [c for c in claims if c.desired is not None]
     deciding = {p.name: p for c in wished for p in c.plans}
     turn = Assignment(id=wish_id(wished, judge), gpus=len(wished)) if wished else None
-    return NodeWish(node, tuple(claims), turn, tuple(deciding[name] for name in sorted(deciding)))
+    if frozen is not None and wished and len(carried := {c.partition.spec.assignment for c in wished}) == 1:
+        turn = carried.pop() or turn
+    return NodeWish(node, tuple(claims), turn, tuple(deciding[name] for name in sorted(deciding)), frozen)
 
 
 def wish_id(wished: Iterable[Claim], judge: Judge) -> str:
     """The hash of a node's whole wish: which GPUs, and all that is desired of each."""
-    parts = sorted((c.partition.name, json.dumps(written(c.desired), sort_keys=True)) for c in wished if c.desired)
+    parts = sorted((c.partition.name, judge.text(c.desired)) for c in wished if c.desired)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _unreadable(partition: Partition, invalid: Mapping[str, InvalidPlan]) -> Claim | None:
+    """The claim of a GPU that carries the wish of a plan that cannot be read; None for any other."""
+    carried = partition.spec.desired
+    if carried is None or carried.plan.uid not in invalid:
+        return None
+    why = f"plan {carried.plan.name}, whose wish this GPU carries, is not valid any more: nothing of it is changed"
+    return Claim(partition, left=Left("Invalid", why))
 
 
 def _claim(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from migd.plans.conditions import Condition
 from migd.plans.partitions import Assignment, Desired, Partition
 from migd.plans.statuses import PlanStatus
 from migd_operator.claims import Claim, Left, node_wish
-from migd_operator.facts import AGENT_EXPIRES, Fleet, PlanFacts
+from migd_operator.facts import TAKEN_OVER, Fleet, PlanFacts
 from migd_operator.judging import Judge
 from migd_operator.previewing import approved, preview_of
-from migd_operator.telling import Share, partition_conditions, plan_status
+from migd_operator.telling import Share, invalid_status, partition_conditions, plan_status
 from migd_operator.turns import Turn, give_turns, progress_of
+
+PLAN_LABEL: Final = "migd.dev/plan"
+_LABEL_MAX: Final = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,12 @@ class SpecWrite:
     partition: str
     desired: Desired | None
     assignment: Assignment | None
+
+    @property
+    def label(self) -> str | None:
+        """The value of the label migd.dev/plan; None where there is no plan, or its name is too long for a label."""
+        name = self.desired.plan.name if self.desired is not None else ""
+        return name if 0 < len(name) <= _LABEL_MAX else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +48,23 @@ class Decision:
     """What differs from how it should be, in order of name; empty at rest.
 
     deletions: partitions whose node is gone, or that moved to another node. statuses: by plan, whole.
-    silent: nodes with partitions whose agent's lease has expired. look_again: when a lease that is good now expires.
+    taken_over: nodes to take from mig-manager before they get their turn. released: nodes to give back to it.
+    silent: nodes with partitions whose agent's lease has expired.
     """
 
     specs: tuple[SpecWrite, ...] = ()
     conditions: tuple[ConditionsWrite, ...] = ()
     statuses: tuple[tuple[str, PlanStatus], ...] = ()
     deletions: tuple[str, ...] = ()
+    taken_over: tuple[str, ...] = ()
+    released: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
-    look_again: datetime | None = None
 
     @property
     def at_rest(self) -> bool:
         """Whether there is nothing to write."""
-        return not (self.specs or self.conditions or self.statuses or self.deletions)
+        writes = (self.specs, self.conditions, self.statuses, self.deletions, self.taken_over, self.released)
+        return not any(writes)
 
 
 def decide(fleet: Fleet) -> Decision:
@@ -70,7 +82,8 @@ def decide(fleet: Fleet) -> Decision:
         else:
             of_node[partition.spec.node_uid].append(partition)
     judge = Judge()
-    wishes = [node_wish(n, plans, of_node[n.uid], judge, duplicates) for n in nodes if of_node[n.uid]]
+    invalid = {plan.uid: plan for plan in fleet.invalid}
+    wishes = [node_wish(n, plans, of_node[n.uid], judge, duplicates, invalid) for n in nodes if of_node[n.uid]]
     decided: dict[str, list[tuple[str, Claim]]] = {plan.uid: [] for plan in plans}
     for wish in wishes:
         for claim in wish.claims:
@@ -78,8 +91,8 @@ def decide(fleet: Fleet) -> Decision:
                 decided[plan.uid].append((wish.node.name, claim))
     previews = {plan.uid: preview_of(plan, decided[plan.uid]) for plan in plans}
     stops = {p.name: stop for p in plans if (stop := _stop(p, approved(p, previews[p.uid])))}
-    turns = give_turns([progress_of(wish, now) for wish in wishes], stops, now)
-    uids = frozenset(plan.uid for plan in plans)
+    turns = give_turns([progress_of(wish) for wish in wishes], stops, now)
+    uids = frozenset(plan.uid for plan in plans) | frozenset(invalid)
     specs: list[SpecWrite] = []
     conditions: list[ConditionsWrite] = []
     shares: dict[str, list[Share]] = {plan.uid: [] for plan in plans}
@@ -94,15 +107,16 @@ def decide(fleet: Fleet) -> Decision:
                 by_plan.setdefault(plan.uid, []).append(claim)
         for uid, claims in by_plan.items():
             shares[uid].append(Share(turn, tuple(claims)))
-    told = [(p.name, plan_status(p, shares[p.uid], previews[p.uid], stops.get(p.name), now), p) for p in plans]
-    expiries = [n.agent_renewed + AGENT_EXPIRES for n in nodes if n.agent_renewed is not None and not n.silent(now)]
+    told = [(p.name, plan_status(p, shares[p.uid], previews[p.uid], stops.get(p.name), now), p.status) for p in plans]
+    told += [(p.name, invalid_status(p, p.status, now), p.status) for p in fleet.invalid if p.status is not None]
     return Decision(
         specs=tuple(sorted(specs, key=lambda s: s.partition)),
         conditions=tuple(sorted(conditions, key=lambda c: c.partition)),
-        statuses=tuple((name, status) for name, status, plan in told if status != plan.status),
+        statuses=tuple((name, status) for name, status, before in sorted(told, key=_name) if status != before),
         deletions=tuple(deletions),
-        silent=tuple(wish.node.name for wish in wishes if wish.node.silent(now)),
-        look_again=min(expiries, default=None),
+        taken_over=tuple(turn.progress.wish.node.name for _, turn in sorted(turns.items()) if _takes_over(turn)),
+        released=tuple(n.name for n in nodes if TAKEN_OVER in n.annotations and _releases(turns.get(n.name))),
+        silent=tuple(wish.node.name for wish in wishes if wish.node.silent),
     )
 
 
@@ -116,17 +130,38 @@ def _stop(plan: PlanFacts, is_approved: bool) -> Left | None:
     return None
 
 
+def _name(told: tuple[str, PlanStatus, PlanStatus]) -> str:
+    return told[0]
+
+
+def _takes_over(turn: Turn) -> bool:
+    """Whether mig-manager must be off for what this node has its turn for. `away` saw that all its plans say so."""
+    wish = turn.progress.wish
+    wanted = bool(wish.plans) and all(p.plan.spec.owner == "TakeOver" for p in wish.plans)
+    return wanted and wish.node.mig_manager and turn.act in ("Give", "Keep")
+
+
+def _releases(turn: Turn | None) -> bool:
+    """Whether no plan keeps a node from mig-manager any more, and nothing is under way there."""
+    if turn is None:
+        return True
+    wish = turn.progress.wish
+    kept = any(p.plan.spec.owner == "TakeOver" for c in wish.claims for p in c.plans)
+    return not (kept or turn.progress.committed or wish.frozen is not None)
+
+
 def _spec(claim: Claim, turn: Turn, uids: frozenset[str]) -> tuple[SpecWrite, ...]:
     partition = claim.partition
     before = SpecWrite(partition.name, partition.spec.desired, partition.spec.assignment)
     after = _wanted(claim, turn, before, uids)
-    return () if after == before else (after,)
+    return () if after == before and after.label == partition.labels.get(PLAN_LABEL) else (after,)
 
 
 def _wanted(claim: Claim, turn: Turn, before: SpecWrite, uids: frozenset[str]) -> SpecWrite:
     """What a partition's spec shall be: a wish comes with its turn, and stays until the next one's."""
     wish = turn.progress.wish
-    if turn.act == "Leave" or claim.partition.gpu is None:
+    unreadable = claim.left is not None and claim.left.reason == "Invalid"
+    if turn.act == "Leave" or claim.partition.gpu is None or unreadable:
         return before
     if turn.act in ("Give", "Keep") and claim.desired is not None:
         return SpecWrite(before.partition, claim.desired, wish.turn)
@@ -146,7 +181,7 @@ def _settled(turn: Turn) -> bool:
 
 def _conditions(claim: Claim, turn: Turn, now: datetime) -> tuple[ConditionsWrite, ...]:
     said = partition_conditions(claim, turn, now)
-    there: Mapping[str, Condition] = {c.type: c for c in claim.partition.status.conditions}
+    there = {c.type: c for c in claim.partition.status.conditions}
     if all(there.get(c.type) == c for c in said):
         return ()
     return (ConditionsWrite(claim.partition.name, said),)

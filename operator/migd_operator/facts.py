@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Final
+from datetime import datetime
+from typing import Final, Literal
 
 from migd.plans.partitions import Partition
 from migd.plans.plan import LabelSelector, Plan
 from migd.plans.statuses import PlanStatus
 
-AGENT_EXPIRES: Final = timedelta(seconds=180)
 HOLD: Final = "migd.dev/hold"
 APPROVED: Final = "migd.dev/approved"
 _UPGRADE: Final = "nvidia.com/gpu-driver-upgrade-state"
 _STRATEGY: Final = "nvidia.com/mig.strategy"
-_MANAGER_DEPLOY: Final = "nvidia.com/gpu.deploy.mig-manager"
+MANAGER_DEPLOY: Final = "nvidia.com/gpu.deploy.mig-manager"
+_SAFE_LOAD: Final = "nvidia.com/gpu-driver-upgrade.driver-wait-for-safe-load"
 _HAMI: Final = "hami.io/node-nvidia-register"
+_NOS: Final = "nos.nebuly.com/gpu-partitioning"
+_WORKLOAD: Final = "nvidia.com/gpu.workload.config"
+_VGPU_HOST: Final = "nvidia.com/vgpu.host-driver-version"
+TAKEN_OVER: Final = "migd.dev/taken-over"
+"""What the label that deploys mig-manager said before a plan took the node over."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """One node. agent_renewed: when its agent last renewed its lease, None where it never did.
+    """One node.
 
+    agent: "silent" where its agent's lease has expired or is not there; "unheard" where the operator has not seen it
+    renewed yet, and it is too early to say that it has expired: what was said of it before still holds.
+    annotations: ours, and those of others that are read.
     duplicates: partitions that its agent claims although another node's has them, by name.
     owners: others that own MIG there and show elsewhere than on the node, for people: "DAS (NodeAccelerator)".
     """
@@ -34,7 +42,7 @@ class NodeFacts:
     annotations: Mapping[str, str] = field(default_factory=dict)
     ready: bool = True
     unschedulable: bool = False
-    agent_renewed: datetime | None = None
+    agent: Literal["alive", "unheard", "silent"] = "alive"
     duplicates: frozenset[str] = frozenset()
     owners: tuple[str, ...] = ()
 
@@ -52,22 +60,32 @@ class NodeFacts:
     def upgrade_state(self) -> str:
         """The driver upgrade under way, "" where none is."""
         state = self.labels.get(_UPGRADE, "")
-        return "" if state == "upgrade-done" else state
+        if state in ("", "upgrade-done"):
+            return "its driver waits for a safe load" if _SAFE_LOAD in self.annotations else ""
+        return state
 
     @property
     def mig_manager(self) -> bool:
         """NVIDIA's mig-manager runs here; plans may take over from it."""
-        return self.labels.get(_MANAGER_DEPLOY) == "true"
+        return self.labels.get(MANAGER_DEPLOY) == "true"
 
     @property
     def other_owners(self) -> tuple[str, ...]:
         """Owners of MIG on this node from which no plan may take over."""
         hami = self.annotations.get(_HAMI, "")
-        return (*sorted(self.owners), *(("HAMi in mig mode",) if '"mode":"mig"' in hami.replace(" ", "") else ()))
+        workload = self.labels.get(_WORKLOAD, "container")
+        shown = (
+            ("HAMi in mig mode", '"mode":"mig"' in hami.replace(" ", "")),
+            ("nos", _NOS in self.labels),
+            (f"the workload {workload}", workload not in ("", "container")),
+            ("a vGPU host driver", _VGPU_HOST in self.labels),
+        )
+        return (*sorted(self.owners), *(owner for owner, there in shown if there))
 
-    def silent(self, now: datetime) -> bool:
+    @property
+    def silent(self) -> bool:
         """Whether the agent's lease has expired, or there never was one."""
-        return self.agent_renewed is None or now - self.agent_renewed > AGENT_EXPIRES
+        return self.agent == "silent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +105,20 @@ class PlanFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class InvalidPlan:
+    """A plan that is stored but no plan of this version; why is for people.
+
+    status: None where that cannot be read either, so that nothing may be written into it.
+    """
+
+    name: str
+    uid: str
+    generation: int
+    why: str
+    status: PlanStatus | None
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """All there is, in whatever order, and the time with its zone."""
 
@@ -94,6 +126,7 @@ class Fleet:
     partitions: tuple[Partition, ...]
     nodes: tuple[NodeFacts, ...]
     now: datetime
+    invalid: tuple[InvalidPlan, ...] = ()
 
 
 def selects_node(selector: LabelSelector, labels: Mapping[str, str]) -> bool:

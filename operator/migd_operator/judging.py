@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,7 +11,7 @@ from migd.mig.observed import SeenGpu
 from migd.mig.transition import say
 from migd.plans.conditions import Reason
 from migd.plans.fields import duration_of
-from migd.plans.partitions import Desired, DesiredDisruption, Partition, PlanRef
+from migd.plans.partitions import Desired, DesiredDisruption, Partition, PlanRef, written
 from migd.plans.preview import plan_gpu
 from migd.plans.wishes import Refused, UnknownYet, Wish, resolve
 from migd_operator.facts import PlanFacts
@@ -18,7 +19,7 @@ from migd_operator.facts import PlanFacts
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a rule would do on a GPU once nothing blocks. evict: instances in use that go, each a pod or more.
+    """What a rule would do on a GPU once nothing blocks.
 
     profile: the one profile that it is cut into, None where several or none. refused: it can never be; reason and
     message say why, or what is in the way now.
@@ -29,7 +30,6 @@ class Judged:
     keep: Counts = ()
     destroy: Counts = ()
     create: Counts = ()
-    evict: int = 0
     mode_change: Literal["Enable", "Disable"] | None = None
     reset: bool = False
     changes: bool = False
@@ -45,6 +45,7 @@ class Judge:
     def __init__(self) -> None:
         self._known: dict[object, Judged] = {}
         self._wishes: dict[tuple[str, int], Desired] = {}
+        self._texts: dict[int, tuple[Desired, str]] = {}
 
     def judge(self, plan: PlanFacts, rule: int, partition: Partition) -> Judged:
         """What this rule would do on this GPU, which its agent has told of."""
@@ -74,6 +75,13 @@ class Judge:
             found = self._wishes[plan.uid, rule] = _desired(plan, rule)
         return found
 
+    def text(self, desired: Desired) -> str:
+        """A wish as one text, equal for equal wishes."""
+        found = self._texts.get(id(desired))
+        if found is None:  # the wish is kept beside its text, so that its id stays its own
+            found = self._texts[id(desired)] = (desired, json.dumps(written(desired), sort_keys=True))
+        return found[1]
+
 
 def _judged(facts: PlanFacts, number: int, partition: Partition, gpu: SeenGpu) -> Judged:
     spec = facts.plan.spec
@@ -102,8 +110,6 @@ def _judged(facts: PlanFacts, number: int, partition: Partition, gpu: SeenGpu) -
         return judged
     if found.blocked.reason == "GPUUnhealthy":
         return replace(judged, reason="GPUUnhealthy", message=gpu.trouble)
-    if spec.disruption.policy == "Evict" and all(b.reason == "InUse" and b.instance for b in found.blocked.by):
-        return replace(judged, evict=len(in_use))
     if found.blocked.reason == "InUse":
         what = summary(in_use) or "the GPU as a whole"
         return replace(judged, reason="InUse", message=f"in use: {what}")
@@ -139,7 +145,6 @@ def _desired(facts: PlanFacts, number: int) -> Desired:
             {
                 "policy": spec.disruption.policy,
                 "timeout": duration_of(spec.disruption.timeout_s),
-                "gracePeriodSeconds": spec.disruption.grace_period_s,
             }
         ),
         on_failure=spec.on_failure,

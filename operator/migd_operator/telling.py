@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from migd.plans.conditions import REASONS, Condition, Reason, Said, cut, find, following, time_text, whole_second
+from migd.plans.conditions import MESSAGE_MAX, REASONS, Condition, Reason, Said, cut, find, following, whole_second
 from migd.plans.partitions import Partition
 from migd.plans.statuses import GpuCounts, HistoryEntry, NodeCounts, PlanPreview, PlanStatus
 from migd_operator.claims import Claim, Left
-from migd_operator.facts import NodeFacts, PlanFacts
+from migd_operator.facts import InvalidPlan, NodeFacts, PlanFacts
 from migd_operator.turns import Turn, away, is_ready
 
 HISTORY_MAX: Final = 10
 _LISTED: Final = 5
+_PASSING: Final[tuple[Reason, ...]] = ("Waiting", "DriverUpgrade", "AgentSilent")
 _REFUSED: Final[tuple[Reason, ...]] = ("DuplicateGPU", "Conflict", "UnknownProfile", "Infeasible", "NotCapable")
 _FIELD: Final = {
     "Idle": "idle",
@@ -51,14 +52,25 @@ def partition_conditions(claim: Claim, turn: Turn, now: datetime) -> tuple[Condi
     """The operator's two conditions of one GPU, Assigned and AgentAlive."""
     partition = claim.partition
     node = turn.progress.wish.node
-    if node.silent(now):
-        since = f"since {time_text(node.agent_renewed)}" if node.agent_renewed else "and never was heard"
-        alive = Said("AgentAlive", "False", "Waiting", f"the agent of node {node.name} is silent {since}")
-    else:
-        alive = Said("AgentAlive", "True", "Valid", f"the agent of node {node.name} renews its lease")
-    said = (_assigned(claim, turn), alive)
-    mine = [c for c in partition.status.conditions if c.type in ("Assigned", "AgentAlive")]
-    return following(mine, said, partition.generation, now)
+    mine = {c.type: c for c in partition.status.conditions if c.type in ("Assigned", "AgentAlive")}
+    assigned = _assigned(claim, turn)
+    before = mine.get("Assigned")
+    if node.agent == "unheard" and before is not None and (before.status, turn.act) == ("False", "Take"):
+        assigned = _again(before)  # it waits as it did: a new start of the operator is no news
+    return following(mine.values(), (assigned, *_alive(node, mine.get("AgentAlive"))), partition.generation, now)
+
+
+def _alive(node: NodeFacts, before: Condition | None) -> tuple[Said, ...]:
+    if node.agent == "unheard":
+        return (_again(before),) if before is not None else ()
+    if node.silent:
+        message = f"the agent of node {node.name} is silent: its lease has expired, or there never was one"
+        return (Said("AgentAlive", "False", "AgentSilent", message),)
+    return (Said("AgentAlive", "True", "Valid", f"the agent of node {node.name} renews its lease"),)
+
+
+def _again(before: Condition) -> Said:
+    return Said(before.type, before.status, before.reason, before.message)
 
 
 def _assigned(claim: Claim, turn: Turn) -> Said:
@@ -81,7 +93,7 @@ def plan_status(
     states = [_state(share) for share in shares]
     claims = [(share, claim) for share in shares for claim in share.claims]
     done = sum(as_wished(share.turn, claim) for share, claim in claims)
-    said = _said(plan, shares, states, stop, now)
+    said = _said(plan, shares, states, stop)
     ready = next(s for s in said if s.type == "Ready")
     well = ready.status == "True"
     conditions = following(plan.status.conditions, said, plan.generation, now)
@@ -96,6 +108,25 @@ def plan_status(
         gpus=_gpu_counts(claims, done),
         preview=preview,
         history=_history(plan, shares, states, well, now),
+    )
+
+
+def invalid_status(plan: InvalidPlan, status: PlanStatus, now: datetime) -> PlanStatus:
+    """The status of a plan that cannot be read: what was counted and previewed before stays, and is of then."""
+    why = f"this is no plan that this version of migd can carry out, so nothing of it is changed: {plan.why}"
+    said = [
+        Said("Accepted", "False", "Invalid", why),
+        Said("Progressing", "False", "Invalid", why),
+        Said("Ready", "False", "Invalid", why),
+        Said("Stalled", "True", "Invalid", why),
+    ]
+    return status.model_copy(
+        update={
+            "observed_generation": plan.generation,
+            "reason": "Invalid",
+            "message": cut(why, MESSAGE_MAX),
+            "conditions": following(status.conditions, said, plan.generation, now),
+        }
     )
 
 
@@ -125,9 +156,7 @@ def _gpu_counts(claims: Sequence[tuple[Share, Claim]], done: int) -> GpuCounts:
     return GpuCounts(summary=f"{done}/{len(claims)}", matched=len(claims), **counted)
 
 
-def _said(
-    plan: PlanFacts, shares: Sequence[Share], states: Sequence[str], stop: Left | None, now: datetime
-) -> tuple[Said, ...]:
+def _said(plan: PlanFacts, shares: Sequence[Share], states: Sequence[str], stop: Left | None) -> tuple[Said, ...]:
     refused = _refusals(shares)
     accepted = (
         Said("Accepted", "False", *refused) if refused else Said("Accepted", "True", "Valid", "the plan is valid")
@@ -150,11 +179,11 @@ def _said(
             Said("Stalled", "False", "AsWished", every),
         )
     trouble = refused or _trouble(shares)
-    waits = [s for s in shares if s.turn.why is not None and s.turn.why.reason in ("Waiting", "DriverUpgrade")]
+    waits = [s for s in shares if s.turn.why is not None and s.turn.why.reason in _PASSING]
     failed = "failed" in states and plan.plan.spec.rollout.pause_on_failure
     moving = "changing" in states or any(s.turn.act == "Give" for s in shares)
     going = moving or (not stop and not failed and bool(waits))
-    message = "; ".join(part for part in (number, _skipped(shares, now)) if part)
+    message = "; ".join(part for part in (number, _skipped(shares)) if part)
     stopped = (stop.reason, stop.message) if stop else trouble or ("Waiting", message)
     why = trouble or stopped
     return (
@@ -167,11 +196,9 @@ def _said(
     )
 
 
-def _skipped(shares: Sequence[Share], now: datetime) -> str:
+def _skipped(shares: Sequence[Share]) -> str:
     """The nodes that are not to be had for reasons that are not ours, with these reasons."""
-    found = [
-        (s.node.name, why) for s in shares if not s.turn.progress.given and (why := away(s.turn.progress.wish, now))
-    ]
+    found = [(s.node.name, why) for s in shares if not s.turn.progress.given and (why := away(s.turn.progress.wish))]
     if not found:
         return ""
     more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
@@ -208,7 +235,7 @@ def _trouble(shares: Sequence[Share]) -> tuple[Reason, str] | None:
             if claim.left is not None:
                 return claim.left.reason, f"{_where(share, claim)}: {claim.left.message}"
         why = share.turn.why
-        if why is not None and why.reason == "ForeignOwner":
+        if why is not None and why.reason in ("ForeignOwner", "Invalid"):
             return why.reason, why.message
     return None
 

@@ -48,7 +48,7 @@ class Turn:
     no_room: bool = False
 
 
-def progress_of(wish: NodeWish, now: datetime) -> Progress:
+def progress_of(wish: NodeWish) -> Progress:
     """How far a node is, from what its partitions carry and its agent answered."""
     every = [c.partition for c in wish.claims]
     wished = [c.partition for c in wish.wished]
@@ -59,12 +59,10 @@ def progress_of(wish: NodeWish, now: datetime) -> Progress:
     if not given:
         broke = any(p.status.phase in _BROKEN for p in wished)
         used = broke or any(_under_way(p) for p in every)
-        return Progress(
-            wish, _or_unknown(wish, "Changing" if committed else "Waiting", now), False, used, committed, broke
-        )
+        return Progress(wish, _or_unknown(wish, "Changing" if committed else "Waiting"), False, used, committed, broke)
     state = _answered(wished)
     # a silent node that was given a turn may be closed still, so it is used until it is known to be ready
-    return Progress(wish, _or_unknown(wish, state, now), True, state != "Ready", committed)
+    return Progress(wish, _or_unknown(wish, state), True, state != "Ready", committed)
 
 
 def _under_way(partition: Partition) -> bool:
@@ -76,8 +74,8 @@ def _under_way(partition: Partition) -> bool:
     return phase in MOVING | _STUCK and (partition.spec.assignment is not None or unanswered)
 
 
-def _or_unknown(wish: NodeWish, state: State, now: datetime) -> State:
-    return "Unknown" if wish.node.silent(now) else state
+def _or_unknown(wish: NodeWish, state: State) -> State:
+    return "Unknown" if wish.node.silent else state
 
 
 def is_ready(partition: Partition) -> bool:
@@ -104,11 +102,11 @@ def _answered(wished: Sequence[Partition]) -> State:
     return "Ready" if all(is_ready(p) for p in wished) else "Changing"
 
 
-def away(wish: NodeWish, now: datetime) -> Left | None:
+def away(wish: NodeWish) -> Left | None:
     """Why a node cannot start for reasons that are not ours; None where it can."""
     node = wish.node
-    if node.silent(now):
-        return Left("Waiting", f"the agent of node {node.name} is silent; it starts when the agent is back")
+    if node.silent:
+        return Left("AgentSilent", f"the agent of node {node.name} is silent; it starts when the agent is back")
     if not node.ready:
         return Left("Waiting", f"node {node.name} is not ready; it starts when it is")
     if node.unschedulable:
@@ -155,7 +153,7 @@ def give_turns(found: Sequence[Progress], stops: Mapping[str, Left], now: dateti
     turns: dict[str, Turn] = {}
     queue: list[Progress] = []
     for one in ordered:
-        turn = _settled(one, stops, now)
+        turn = _settled(one, stops)
         if turn is None:
             queue.append(one)
         else:
@@ -172,7 +170,7 @@ def give_turns(found: Sequence[Progress], stops: Mapping[str, Left], now: dateti
     return turns
 
 
-def _settled(one: Progress, stops: Mapping[str, Left], now: datetime) -> Turn | None:
+def _settled(one: Progress, stops: Mapping[str, Left]) -> Turn | None:
     """The turn of a node that has one, needs none or cannot have one; None for one that queues."""
     stop = next((stops[p.name] for p in one.wish.plans if p.name in stops), None)
     if one.committed:
@@ -184,11 +182,17 @@ def _settled(one: Progress, stops: Mapping[str, Left], now: datetime) -> Turn | 
     if one.given:
         back_out = stop is not None and one.state in ("Changing", "Blocked", "Unknown") and one.wish.changes
         return Turn(one, "Take", stop) if back_out else Turn(one, "Keep")
-    gone = away(one.wish, now)
+    if one.wish.frozen is not None:
+        return Turn(one, "Leave", one.wish.frozen)
+    gone = away(one.wish)
     if gone is not None:
         return Turn(one, "Take", gone)
     if stop is not None and (one.wish.changes or stop.reason == "Paused"):
         return Turn(one, "Take", stop)
+    if one.wish.node.agent == "unheard":
+        name = one.wish.node.name
+        why = f"the agent of node {name} has not been heard since the operator started; it renews once a minute"
+        return Turn(one, "Take", Left("Waiting", why))
     if not one.wish.changes and not one.broke:
         return Turn(one, "Give")  # nothing is disturbed, so it needs no room
     return None
@@ -216,14 +220,17 @@ def _rotate(turns: dict[str, Turn]) -> None:
 
     Without this a node that is never idle would stop a rollout; and without waiting it could close beside the other.
     """
-    for waiting in [t for t in turns.values() if t.why is not None and t.why.reason == "Waiting" and t.no_room]:
+    blocked = {
+        name: turn.progress
+        for name, turn in turns.items()
+        if turn.act == "Keep" and turn.progress.state == "Blocked" and not _reboots(turn.progress.wish)
+    }
+    for waiting in [t for t in turns.values() if t.no_room]:
         names = {p.name for p in waiting.progress.wish.plans}
-        for name, turn in turns.items():
-            one = turn.progress
-            blocked = turn.act == "Keep" and one.state == "Blocked" and not _reboots(one.wish)
-            if blocked and any(p.name in names for p in one.wish.plans):
-                turns[name] = Turn(one, "Take", Left("Waiting", "something was in the way; it waits for its next turn"))
-                break
+        name = next((n for n, one in blocked.items() if any(p.name in names for p in one.wish.plans)), None)
+        if name is not None:
+            why = Left("Waiting", "something was in the way; it waits for its next turn")
+            turns[name] = Turn(blocked.pop(name), "Take", why)
 
 
 def _reboots(wish: NodeWish) -> bool:

@@ -18,13 +18,21 @@ KINDS = ("gpupartitionplans", "gpupartitions")
 
 
 @pytest.fixture(scope="session")
-def bare_plane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane as it comes; its folder, with all logs, is kept and named where a test failed."""
+def bare_programs() -> Path:
+    """The folder of the five programs."""
     programs = _programs()
     if isinstance(programs, str):
         pytest.fail(programs, pytrace=False)
+    return programs
+
+
+@pytest.fixture(scope="session")
+def bare_plane(
+    bare_programs: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlPlane]:
+    """A control plane as it comes; its folder, with all logs, is kept and named where a test failed."""
     folder = tmp_path_factory.mktemp("control-plane")
-    with ControlPlane(folder, programs) as running:
+    with ControlPlane(folder, bare_programs) as running:
         yield running
     if request.session.testsfailed:
         sys.stderr.write(f"\nlogs of the control plane: {folder}\n")

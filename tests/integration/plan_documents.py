@@ -35,8 +35,7 @@ rules:
 - gpus: {uuids: [GPU-5c89852c-0000-1111-2222-333344445555]}
   instances: []
   allowEmpty: true
-disruption: {policy: Evict, timeout: 1h30m, gracePeriodSeconds: 30,
-  maxEvictions: 4, protect: {matchLabels: {keep: "yes"}}, allow: [EmptyDir, Unmanaged]}
+disruption: {policy: WaitForIdle, timeout: 1h30m}
 rollout: {maxUnavailable: 25%, pauseOnFailure: false}
 approval: Manual
 paused: true
@@ -108,8 +107,6 @@ GOOD: Final = (
     *(_spec(f"max-unavailable-{n}", "", rollout={"maxUnavailable": n}) for n in (0, 1_000_000, "0%", "100%", "007%")),
     _spec("priority-least", "", priority=-1_000_000_000),
     _spec("priority-most", "", priority=1_000_000_000),
-    _spec("protect-everything", "", disruption={"protect": {}}),
-    _spec("nulls", "", disruption={"gracePeriodSeconds": None, "maxEvictions": None, "protect": None}),
     _two("all-last", "", {"indices": [7]}, ALL),
     _two("all-narrowed-first", "", {"all": True, "indices": [7]}, ALL),
     _two("narrowed-first", "", {"indices": [7], "models": ["*A100*"]}, {"indices": [7]}),
@@ -118,6 +115,7 @@ GOOD: Final = (
 )
 
 _AT: Final = "spec.rules[0].instances[0]"
+_MANY_RULES: Final = tuple({"gpus": {"indices": [n]}, "mig": "Disabled"} for n in range(257))
 BAD: Final = (
     _instances("count-0", f"{_AT}.count: Invalid value: 0", {"memoryGB": 5, "count": 0}),
     _instances("count-below-0", f"{_AT}.count: Invalid value: -1", {"memoryGB": 5, "count": -1}),
@@ -200,13 +198,17 @@ BAD: Final = (
     _spec("timeout-0s", "must be between 1s and 168h", disruption={"timeout": "0s"}),
     _spec("timeout-200h", "must be between 1s and 168h", disruption={"timeout": "200h"}),
     _spec("timeout-most", "must be between 1s and 168h", disruption={"timeout": "999999h999999m999999s"}),
-    _spec("grace-0", "should be greater than or equal to 1", disruption={"gracePeriodSeconds": 0}),
-    _spec("grace-long", "should be less than or equal to 604800", disruption={"gracePeriodSeconds": 604_801}),
-    _spec("evictions-below-0", "should be greater than or equal to 0", disruption={"maxEvictions": -1}),
-    _spec("evictions-most", "should be less than or equal to 1000000", disruption={"maxEvictions": 1_000_001}),
-    _spec("policy", 'supported values: "WaitForIdle", "Evict"', disruption={"policy": "evict"}),
-    _spec("allow-twice", "Duplicate value", disruption={"allow": ["EmptyDir", "EmptyDir"]}),
-    _spec("allow-everything", 'supported values: "EmptyDir", "Unmanaged"', disruption={"allow": ["Everything"]}),
+    _spec("policy", 'supported values: "WaitForIdle"', disruption={"policy": "waitForIdle"}),
+    _spec("policy-of-later", 'supported values: "WaitForIdle"', disruption={"policy": "Evict"}),
+    *(
+        _spec(f"{key}-of-later", f'unknown field "spec.disruption.{key}"', disruption={key: value})
+        for key, value in (
+            ("gracePeriodSeconds", 30),
+            ("maxEvictions", 4),
+            ("protect", {"matchLabels": {"keep": "yes"}}),
+            ("allow", ["EmptyDir"]),
+        )
+    ),
     *(
         _spec(
             f"max-unavailable-{n}",
@@ -243,7 +245,6 @@ BAD: Final = (
             ("operator", "Unsupported value", {"key": "a", "operator": "in", "values": ["b"]}),
         )
     ),
-    _spec("protect-label", "not a label's name", disruption={"protect": {"matchLabels": {"a b": "c"}}}),
     Doc("no-rules", {**plan("test"), "spec": {"nodeSelector": {}, "rules": []}}, "must not be empty: a list of {gpus"),
     Doc("rules-mapping", {**plan("test"), "spec": {"nodeSelector": {}, "rules": {}}}, "must be of type array"),
     Doc("rules-missing", {**plan("test"), "spec": {"nodeSelector": {}}}, "spec.rules: Required value"),
@@ -254,33 +255,6 @@ BAD: Final = (
     *(Doc(f"name-{n[:5]}", plan(n), "metadata.name: Invalid value") for n in ("A", "a_b", "-a", "a..b", "x" * 254)),
     Doc("no-name", {**plan("x"), "metadata": {}}, "name or generateName is required"),
     Doc("unknown-at-the-top", {**plan("test"), "extra": 1}, 'unknown field "extra"'),
-)
-
-DIFFERENCES: Final = {
-    # refused by the strict values only
-    "uuid-twice-in-another-case": "one GPU named twice in upper and lower case",
-    "index-of-an-earlier-rule": "an index or UUID that an earlier rule has already",
-    "index-among-others": "an index or UUID that an earlier rule has already",
-    "uuid-of-an-earlier-rule": "an index or UUID that an earlier rule has already",
-    "null-for-a-default": "`null` for a field with a default",
-    "whole-number-with-a-point": "`2.0` for `2`",
-    # refused by the API server only
-    "257-rules": "256 rules",
-    "33-kinds": "32 kinds of instance",
-    "129-uuids": "128 UUIDs",
-    "33-pci-ids": "32 PCI device ids",
-    "65-models": "64 models",
-    "long-model": "256 characters in a model",
-    "long-profile": "32 characters in a profile name",
-    "65-labels": "64 labels",
-    "65-expressions": "64 expressions",
-    "65-values": "64 values",
-}
-_MANY_RULES: Final = tuple({"gpus": {"indices": [n]}, "mig": "Disabled"} for n in range(257))
-DIFFERENT: Final = (
-    *(doc for doc in BAD if doc.id in DIFFERENCES),
-    _spec("null-for-a-default", "", priority=None),
-    _instances("whole-number-with-a-point", "", {"memoryGB": 5, "count": 2.0}),
     _spec(
         "257-rules",
         "Too many: 257: must have at most 256",
@@ -303,4 +277,19 @@ DIFFERENT: Final = (
         "must have at most 64",
         nodeSelector={"matchExpressions": [{"key": "a", "operator": "In", "values": [f"b{n}" for n in range(65)]}]},
     ),
+)
+
+DIFFERENCES: Final = {
+    # refused by the strict values only
+    "uuid-twice-in-another-case": "one GPU named twice in upper and lower case",
+    "index-of-an-earlier-rule": "an index or UUID that an earlier rule has already",
+    "index-among-others": "an index or UUID that an earlier rule has already",
+    "uuid-of-an-earlier-rule": "an index or UUID that an earlier rule has already",
+    "null-for-a-default": "`null` for a field with a default",
+    "whole-number-with-a-point": "`2.0` for `2`",
+}
+DIFFERENT: Final = (
+    *(doc for doc in BAD if doc.id in DIFFERENCES),
+    _spec("null-for-a-default", "", priority=None),
+    _instances("whole-number-with-a-point", "", {"memoryGB": 5, "count": 2.0}),
 )

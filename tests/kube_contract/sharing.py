@@ -92,9 +92,28 @@ def test_a_node_is_closed_and_opened_by_one_request_each_and_nothing_foreign_cha
             writes = len(world.writes(ME, name))
             assert await cluster.change_node(opened, OPEN) is opened
             assert len(world.writes(ME, name)) == writes, "nothing differs, nothing is written"
+            again = await changed(cluster, name, CLOSE)
+            assert again.value.closed, "what was taken off whole can be put on again"
+            assert foreign(await world.admin.get(f"{NODES_AT}/{name}")) == before
         for wrote in world.writes(ME, name):
             paths = [op["path"] for op in wrote.body if op["op"] != "test"]
             assert all("migd.dev" in p or "nvidia.com" in p or "taints" in p or p.count("/") == 2 for p in paths), paths
+
+    side.run(test)
+
+
+def test_a_node_without_anything_else_on_it_is_closed_again_and_again(side: Side):
+    async def test(world: World) -> None:
+        name = world.name("node")
+        await world.admin.create(NODES_AT, node(name))
+        async with world.cluster(ME) as cluster:
+            for _ in range(2):
+                closed = await changed(cluster, name, NodeChange(annotations={"migd.dev/owed": "x"}, closed=True))
+                assert closed.value.closed
+                opened = await changed(cluster, name, NodeChange(annotations={"migd.dev/owed": None}, closed=False))
+                assert not opened.value.closed
+        document = await world.admin.get(f"{NODES_AT}/{name}")
+        assert "annotations" not in document["metadata"]
 
     side.run(test)
 

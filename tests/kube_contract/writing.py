@@ -52,7 +52,6 @@ def test_a_whole_wish_and_a_whole_status_are_known_again_after_a_restart(side: S
                 "board": BOARD,
                 "observed": OBSERVED,
                 "conditions": [condition("Ready"), condition("Drained", reason="NotNeeded")],
-                "victims": [{"namespace": "default", "name": "p", "uid": "u"}],
             }
         }
         for manager, body, subresource in ((ME, WISH, ""), (OTHER, status, "status")):
@@ -271,5 +270,29 @@ def test_writes_at_once_all_arrive(side: Side):
                 *(cluster.apply(PARTITIONS, n, WISH, s) for n, s in zip(names, seen, strict=True))
             )
             assert all(stored.value.spec.assignment.gpus == 2 for stored in done)
+
+    side.run(test)
+
+
+def test_an_annotation_of_ours_is_taken_off_whoever_wrote_it_and_only_as_it_was_seen(side: Side):
+    async def test(world: World) -> None:
+        name, retry, path = await made(world), "migd.dev/retry", f"{AT}/{{}}"
+        async with world.cluster(OTHER) as cluster:
+            bare = await cluster.get(PARTITIONS, name)
+            assert bare is not None
+            assert await cluster.without_annotation(PARTITIONS, bare, retry) is bare
+            await world.admin.merge(path.format(name), {"metadata": {"annotations": {retry: "1", "else": "x"}}})
+            seen = await cluster.get(PARTITIONS, name)
+            assert seen is not None
+            await world.admin.merge(path.format(name), {"metadata": {"annotations": {retry: "2"}}})
+            with pytest.raises(ConflictError):
+                await cluster.without_annotation(PARTITIONS, seen, retry)
+            again = await cluster.get(PARTITIONS, name)
+            assert again is not None
+            assert again.annotations[retry] == "2"
+            after = await cluster.without_annotation(PARTITIONS, again, retry)
+            assert retry not in after.annotations
+        document = await world.admin.get(path.format(name))
+        assert document["metadata"]["annotations"] == {"else": "x"}
 
     side.run(test)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from migd.agent.records import AwaitingReboot, Cause, GpuRecord, Outcome, Record, Transaction
+from migd.agent.records import AwaitingReboot, Cause, GpuRecord, NodeWork, Outcome, Record, StepTime, Transaction
 from migd.agent.store import FileStore, RecordError, decode, encode
 from migd.mig.geometry import GpuInstance, Layout
 from migd.mig.profiles import Placement
@@ -45,14 +45,43 @@ gpus = st.builds(
     st.none() | st.builds(Outcome, st.sampled_from(["Ready", "Blocked", "Held"]), causes, st.booleans()),
     st.none() | layouts,
 )
+steps = st.builds(StepTime, st.text(max_size=8), st.text(max_size=8), st.floats(0, 1e9), st.none() | st.integers(0, 9))
+texts = st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2)
+works = st.builds(
+    NodeWork,
+    turn=st.text(max_size=8),
+    stage=st.sampled_from(["Rest", "Settling", "Applying"]),
+    since_s=st.floats(0, 1e9),
+    closed_s=st.none() | st.floats(0, 1e9),
+    pause=st.sampled_from(["", "Labels"]),
+    why=st.none() | causes,
+    refresh=st.none() | causes,
+    unadvertised=st.none() | causes,
+    tries=st.integers(0, 9),
+    at_once=st.booleans(),
+    steps=st.lists(steps, max_size=2).map(tuple),
+    before=texts,
+    after=texts,
+    accepted=st.dictionaries(st.text(max_size=5), layouts, max_size=2),
+)
 records = st.builds(
-    Record, st.text(max_size=9), st.text(max_size=9), st.dictionaries(st.text(max_size=9), gpus, max_size=3)
+    Record,
+    st.text(max_size=9),
+    st.text(max_size=9),
+    st.dictionaries(st.text(max_size=9), gpus, max_size=3),
+    st.none() | works,
 )
 
 
 @given(records)
 def test_a_record_reads_back_equal(record: Record) -> None:
     assert decode(encode(record)) == record
+
+
+def test_a_record_that_was_written_before_there_were_nodes_is_read() -> None:
+    text = '{"version": 1, "bootId": "a", "orderId": "b", "gpus": {}}'
+    assert decode(text) == Record("a", "b")
+    assert '"version": 2' in encode(decode(text))
 
 
 def test_there_is_no_record_at_first(tmp_path: Path) -> None:
@@ -69,11 +98,11 @@ def test_what_was_saved_last_is_loaded(tmp_path: Path) -> None:
 
 def test_a_record_of_a_newer_migd_is_left_to_that(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    path.write_text('{"version": 2, "gpus": []}')
-    with pytest.raises(RecordError, match="version 2, which a newer migd wrote") as caught:
+    path.write_text('{"version": 3, "gpus": []}')
+    with pytest.raises(RecordError, match="version 3, which a newer migd wrote") as caught:
         FileStore(tmp_path).load()
     assert "move the file away" not in str(caught.value)
-    assert path.read_text() == '{"version": 2, "gpus": []}'
+    assert path.read_text() == '{"version": 3, "gpus": []}'
 
 
 @pytest.mark.parametrize(
@@ -85,6 +114,8 @@ def test_a_record_of_a_newer_migd_is_left_to_that(tmp_path: Path) -> None:
         "null",
         '{"version": 0}',
         '{"version": 1}',
+        '{"version": 2, "bootId": "a", "orderId": "", "gpus": {}}',
+        '{"version": 2, "bootId": "a", "orderId": "", "gpus": {}, "node": {"stage": "Resting"}}',
         '{"version": 1, "bootId": "a", "orderId": "", "gpus": {"g": {}}}',
     ],
 )

@@ -30,7 +30,6 @@ TOLD: Json = {
     "board": BOARD,
     "observed": OBSERVED,
     "conditions": [condition("Ready", "False", "InUse"), condition("Assigned")],
-    "victims": [{"namespace": "default", "name": "p", "uid": "u"}],
     "blockers": [{"reason": "InUse", "pid": 7}],
     "lastTransition": {"id": "t1", "from": "MIG off", "startedAt": NOW, "steps": [STEP]},
     "previous": {"mig": "Enabled", "instances": [{"profile": "3g.40gb", "placement": {"start": 0, "size": 4}}]},
@@ -89,8 +88,8 @@ def test_a_plan_comes_with_its_status():
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        (stored(plan("odd", rules=[]), PLAN_STATUS), "odd: spec.rules: must not be empty"),
-        (stored(plan("odd"), {"observedGeneration": "1"}), "odd: status.observedGeneration"),
+        (stored(plan("odd", rules=[]), PLAN_STATUS), "spec.rules: must not be empty"),
+        (stored(plan("odd"), {"observedGeneration": "1"}), "status.observedGeneration"),
     ],
 )
 def test_a_plan_that_cannot_be_read_stays_visible_and_stops_no_other(document: Json, said: str):
@@ -99,5 +98,18 @@ def test_a_plan_that_cannot_be_read_stays_visible_and_stops_no_other(document: J
     assert set(cache.objects) == {"odd", "p"}
     document["metadata"]["resourceVersion"] = "6"
     cache.event("MODIFIED", document)
-    assert set(cache.objects) == {"p"}
-    assert said in cache.unreadable["odd"]
+    assert set(cache.objects) == {"odd", "p"}
+    assert cache.unreadable == {}
+    odd = cache.objects["odd"]
+    assert (odd.value.plan, odd.uid, odd.annotations) == (None, document["metadata"]["uid"], {})
+    assert said in odd.value.invalid
+    assert odd.value.status == (plan_status_of(PLAN_STATUS) if said.startswith("spec") else None)
+
+
+def test_a_plan_with_a_generated_name_is_read_like_any_other():
+    document = stored(plan("p-x7k2p"))
+    document["metadata"]["generateName"] = "p-"
+    assert Reader(PLANS, "me", Interner()).read(document).value.plan == plan_of(plan("p-x7k2p"))
+    of_a_gpu = stored(partition("gpu-1"))
+    of_a_gpu["metadata"]["generateName"] = "gpu-"
+    assert Reader(PARTITIONS, "me", Interner()).read(of_a_gpu).value.name == "gpu-1"

@@ -13,8 +13,9 @@ from migd.mig.transition import fit
 from migd.plans.conditions import Said, following
 from migd.plans.partitions import Partition, partition_document, partition_of
 from migd.plans.plan import plan_of
-from migd_operator.deciding import Decision, decide
-from migd_operator.facts import Fleet, NodeFacts, PlanFacts
+from migd.plans.statuses import PlanStatus
+from migd_operator.deciding import PLAN_LABEL, Decision, decide
+from migd_operator.facts import TAKEN_OVER, Fleet, InvalidPlan, NodeFacts, PlanFacts
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 NAME = "NVIDIA A100-SXM4-80GB"
@@ -126,7 +127,7 @@ def observed(mig: bool, there: Geometry, busy: set[str] | frozenset[str], foreig
 
 
 def node(name: str = "n1", **more: Any) -> NodeFacts:
-    return replace(NodeFacts(name, f"uid-{name}", {"pool": "a"}, agent_renewed=NOW), **more)
+    return replace(NodeFacts(name, f"uid-{name}", {"pool": "a"}), **more)
 
 
 ONES = [{"profile": "1g.10gb", "count": 7}]
@@ -153,6 +154,11 @@ def plan(
     return PlanFacts(plan_of(document), f"uid-{name}", generation, annotations or {})
 
 
+def invalid(name: str = "plan", generation: int = 2, why: str = "spec.rules: must not be empty") -> InvalidPlan:
+    """The plan of that name after somebody stored what no version of ours can read."""
+    return InvalidPlan(name, f"uid-{name}", generation, why, PlanStatus())
+
+
 def fleet(plans: Iterable[PlanFacts], nodes: Iterable[NodeFacts], partitions: Iterable[Partition]) -> Fleet:
     return Fleet(tuple(plans), tuple(partitions), tuple(nodes), NOW)
 
@@ -170,14 +176,31 @@ def written(before: Fleet, decision: Decision) -> Fleet:
         if one.name in said:
             kept = tuple(c for c in status.conditions if c.type not in ("Assigned", "AgentAlive"))
             status = status.model_copy(update={"conditions": kept + said[one.name]})
-        spec, generation = one.spec, one.generation
+        spec, generation, labels = one.spec, one.generation, one.labels
         if one.name in specs:
             wanted = specs[one.name]
             spec = spec.model_copy(update={"desired": wanted.desired, "assignment": wanted.assignment})
             generation += 1
-        partitions.append(remade(one, spec=spec, status=status, generation=generation))
+            labels = {k: v for k, v in labels.items() if k != PLAN_LABEL}
+            labels |= {PLAN_LABEL: wanted.label} if wanted.label else {}
+        partitions.append(remade(one, spec=spec, status=status, generation=generation, labels=labels))
     plans = tuple(replace(p, status=statuses.get(p.name, p.status)) for p in before.plans)
-    return replace(before, partitions=tuple(partitions), plans=plans)
+    invalid = tuple(replace(p, status=statuses.get(p.name, p.status)) for p in before.invalid)
+    nodes = tuple(_taken(n, decision) for n in before.nodes)
+    return replace(before, partitions=tuple(partitions), plans=plans, invalid=invalid, nodes=nodes)
+
+
+def _taken(one: NodeFacts, decision: Decision) -> NodeFacts:
+    """The node after it was taken from mig-manager, or given back."""
+    key = "nvidia.com/gpu.deploy.mig-manager"
+    if one.name in decision.taken_over:
+        return replace(
+            one, labels={**one.labels, key: "false"}, annotations={**one.annotations, TAKEN_OVER: one.labels[key]}
+        )
+    if one.name in decision.released:
+        kept = {k: v for k, v in one.annotations.items() if k != TAKEN_OVER}
+        return replace(one, labels={**one.labels, key: one.annotations[TAKEN_OVER]}, annotations=kept)
+    return one
 
 
 def remade(one: Partition, **update: Any) -> Partition:
@@ -247,14 +270,7 @@ def settled(before: Fleet, rounds: int = 60) -> Fleet:
         after = agents(turn(before))
         if decide(after).at_rest:
             return after
-        before = replace(
-            after,
-            now=after.now + timedelta(seconds=1),
-            nodes=tuple(
-                replace(n, agent_renewed=after.now + timedelta(seconds=1)) if not n.silent(after.now) else n
-                for n in after.nodes
-            ),
-        )
+        before = replace(after, now=after.now + timedelta(seconds=1))
     raise AssertionError("it does not come to rest")
 
 

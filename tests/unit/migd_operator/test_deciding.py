@@ -19,6 +19,7 @@ from unit.migd_operator.fleets import (
     fleet,
     gpu,
     gpu_name,
+    invalid,
     node,
     plan,
     remade,
@@ -26,9 +27,10 @@ from unit.migd_operator.fleets import (
     settled,
     started,
     turn,
+    written,
 )
 
-from migd_operator.deciding import decide
+from migd_operator.deciding import PLAN_LABEL, decide
 from migd_operator.facts import HOLD
 
 
@@ -212,16 +214,97 @@ def test_an_owner_of_mig_is_refused_and_mig_manager_only_without_take_over():
 
 
 def test_a_silent_agent_is_said_and_never_starts():
-    silent = node(agent_renewed=NOW - timedelta(seconds=181))
+    silent = node(agent="silent")
     found = fleet([plan()], [silent], [gpu()])
     decision = decide(found)
     assert decision.silent == ("n1",)
     after = turn(found)
     assert not started(after)
-    assert after.partitions[0].says("AgentAlive").status == "False"
+    alive = after.partitions[0].says("AgentAlive")
+    assert (alive.status, alive.reason) == ("False", "AgentSilent")
+    assert assigned(after)[gpu_name("n1", 0)] == ("False", "AgentSilent")
     assert after.plans[0].status.nodes.unknown == 1
-    alive = decide(fleet([plan()], [node()], [gpu()]))
-    assert alive.look_again == NOW + timedelta(seconds=180)
+
+
+@pytest.mark.parametrize("before", ["alive", "silent"])
+def test_an_agent_that_was_not_heard_yet_starts_nothing_and_is_what_it_was_said_to_be(before):
+    found = turn(fleet([plan()], [node(agent=before, unschedulable=True)], [gpu()]))
+    anew = replace(found, nodes=(node(agent="unheard"),), now=NOW + timedelta(seconds=100))
+    decision = decide(anew)
+    assert (decision.specs, decision.conditions) == ((), ())
+    heard = turn(replace(anew, nodes=(node(),)))
+    assert started(heard) == {"n1"}
+
+
+def test_a_node_taken_from_mig_manager_is_given_back_once_no_plan_keeps_it():
+    key = "nvidia.com/gpu.deploy.mig-manager"
+    found = fleet([plan(owner="TakeOver", paused=True)], [node(labels={key: "true"})], [gpu(layout="7g.80gb")])
+    assert decide(found).taken_over == ()  # nothing of it before anything else may happen
+    going = replace(found, plans=(plan(owner="TakeOver"),))
+    assert decide(going).taken_over == ("n1",)
+    done = settled(going)
+    assert done.nodes[0].labels[key] == "false"
+    assert decide(replace(done, nodes=(replace(done.nodes[0], labels={key: "true"}),))).taken_over == ("n1",)
+    gone = decide(replace(done, plans=()))
+    assert gone.released == ("n1",)
+    assert written(done, gone).nodes[0] == going.nodes[0]
+    assert decide(replace(done, partitions=())).released == ("n1",)
+
+
+def test_the_plan_of_a_gpu_is_its_label_unless_its_name_is_too_long_for_one():
+    done = settled(fleet([plan("p")], [node()], [gpu()]))
+    assert done.partitions[0].labels[PLAN_LABEL] == "p"
+    meddled = replace(done, partitions=(remade(done.partitions[0], labels={}),))
+    assert [s.label for s in decide(meddled).specs] == ["p"]
+    assert PLAN_LABEL not in settled(fleet([plan("p" * 64)], [node()], [gpu()])).partitions[0].labels
+    assert PLAN_LABEL not in settled(replace(done, plans=())).partitions[0].labels
+
+
+def test_a_plan_that_became_invalid_is_told_so_and_its_gpus_are_left_alone():
+    done = settled(fleet([plan()], [node()], [gpu(layout="7g.80gb")]))
+    broken = replace(done, plans=(), invalid=(replace(invalid(), status=done.plans[0].status),))
+    after = turn(broken)
+    assert [p.spec for p in after.partitions] == [p.spec for p in done.partitions]
+    assert decide(after).at_rest
+    status = after.invalid[0].status
+    assert {(c.type, c.status, c.reason, c.observed_generation) for c in status.conditions} == {
+        ("Accepted", "False", "Invalid", 2),
+        ("Progressing", "False", "Invalid", 2),
+        ("Ready", "False", "Invalid", 2),
+        ("Stalled", "True", "Invalid", 2),
+    }
+    assert "spec.rules: must not be empty" in status.message
+    assert (status.preview, status.history) == (done.plans[0].status.preview, done.plans[0].status.history)
+    released = turn(replace(after, invalid=()))
+    assert [p.spec.desired for p in released.partitions] == [None]  # it was deleted
+
+
+def test_no_other_plan_gets_a_gpu_of_a_plan_that_became_invalid_nor_changes_its_node():
+    both = [plan("a", gpus={"indices": [0]}), plan("b", gpus={"indices": [1]}, priority=-1)]
+    done = settled(fleet(both, [node()], [gpu(index=0), gpu(index=1)]))
+    others = (plan("b", HALVES, generation=2, priority=-1),)
+    broken = replace(done, plans=others, invalid=(invalid("a"),))
+    after = turn(turn(broken))
+    assert [p.spec for p in after.partitions] == [p.spec for p in done.partitions]
+    assert assigned(after) == {gpu_name("n1", k): ("False", "Invalid") for k in (0, 1)}
+    assert said(after, "Stalled") == ("True", "Invalid")
+    mended = settled(replace(after, plans=(both[0], *others), invalid=()))
+    assert [p.spec.desired.plan.name for p in mended.partitions] == ["a", "b"]
+
+
+def test_the_other_gpus_of_a_node_stay_ready_beside_a_plan_that_became_invalid():
+    both = [plan("a", gpus={"indices": [0]}), plan("b", gpus={"indices": [1]})]
+    done = settled(fleet(both, [node()], [gpu(index=0), gpu(index=1)]))
+    after = turn(replace(done, plans=done.plans[1:], invalid=(invalid("a"),)))
+    assert said(after, "Ready") == ("True", "AsWished")
+    assert assigned(after)[gpu_name("n1", 1)] == ("True", "Valid")
+
+
+def test_the_status_of_a_plan_that_nobody_can_read_is_not_written():
+    done = settled(fleet([plan()], [node()], [gpu()]))
+    broken = replace(done, plans=(), invalid=(replace(invalid(), status=None),))
+    assert decide(broken).statuses == ()
+    assert decide(broken).specs == ()
 
 
 def test_history_keeps_ten_and_marks_what_an_edit_overtook():

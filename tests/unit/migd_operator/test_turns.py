@@ -11,7 +11,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from unit.migd_operator.fleets import (
     HALVES,
-    NOW,
     agents,
     assigned,
     fleet,
@@ -71,7 +70,7 @@ def test_the_smallest_limit_of_a_nodes_plans_rules():
     [
         ({"unschedulable": True}, "Waiting"),
         ({"ready": False}, "Waiting"),
-        ({"agent_renewed": NOW - timedelta(hours=1)}, "Waiting"),
+        ({"agent": "silent"}, "AgentSilent"),
         ({"labels": {"nvidia.com/gpu-driver-upgrade-state": "drain-required"}}, "DriverUpgrade"),
         ({"owners": ("DAS",)}, "ForeignOwner"),
     ],
@@ -83,7 +82,7 @@ def test_a_node_that_is_not_to_be_had_is_skipped_listed_and_done_when_it_returns
     assert assigned(found)["gpu-n0-0"] == ("False", reason)
     told = next(c for c in found.plans[0].status.conditions if c.type == "Progressing")
     assert "n0" in told.message
-    back = settled(replace(found, nodes=(node("n0", agent_renewed=found.now), *found.nodes[1:])))
+    back = settled(replace(found, nodes=(node("n0"), *found.nodes[1:])))
     assert started(back) == {"n0", "n1", "n2"}
     assert said(back, "Ready") == ("True", "AsWished")
 

@@ -53,7 +53,7 @@ FLEETS = {
     "refused": turn(fleet([plan(instances=[{"profile": "9g.99gb"}])], [node()], [gpu()])),
     "held": turn(fleet([plan("off", None), plan("x", paused=True)], [node(annotations={HOLD: ""})], [gpu()])),
     "needs": turn(fleet([plan(instances=[{"memoryGB": 40, "count": 2}])], [node()], [gpu(layout=None)])),
-    "silent": turn(fleet([plan(approval="Manual")], [node(agent_renewed=None)], [gpu(layout="7g.80gb")])),
+    "silent": turn(fleet([plan(approval="Manual")], [node(agent="silent")], [gpu(layout="7g.80gb")])),
 }
 
 

@@ -74,7 +74,7 @@ def full() -> dict[str, Any]:
             "mig": "Enabled",
             "instances": [{"profile": "3g.40gb"}, {"memoryGB": 40, "computeSlices": 2, "count": 2}],
             "plan": {"name": "p", "uid": "u", "generation": 3},
-            "disruption": {"policy": "Evict", "timeout": "1h30m", "gracePeriodSeconds": 5},
+            "disruption": {"policy": "WaitForIdle", "timeout": "1h30m"},
             "drift": "Observe",
         },
         "assignment": {"id": "0123456789abcdef", "gpus": 2},
@@ -84,16 +84,6 @@ def full() -> dict[str, Any]:
         "phase": "Draining",
         "reason": "InUse",
         "blockers": [{"reason": "InUse", "instance": "2g.20gb@0", "pod": pod, "pid": 7, "command": "python"}],
-        "victims": [pod],
-        "evictions": [
-            {
-                "podUID": "c",
-                "transaction": "t",
-                "code": 429,
-                "podDisruptionBudgets": ["x"],
-                "at": "2026-03-01T00:00:01Z",
-            }
-        ],
         "lastTransition": {
             "id": "t",
             "generation": 3,
@@ -111,7 +101,7 @@ def test_a_document_reads_back_equal_and_writes_the_same_bytes():
     one = partition_of(full())
     again = partition_document(one)
     assert partition_of(again) == one
-    assert again["spec"]["desired"]["disruption"] == {"policy": "Evict", "timeout": "1h30m", "gracePeriodSeconds": 5}
+    assert again["spec"]["desired"]["disruption"] == {"policy": "WaitForIdle", "timeout": "1h30m"}
     assert yaml.safe_dump(partition_document(partition_of(again))) == yaml.safe_dump(again)
 
 

@@ -1,0 +1,82 @@
+"""GPU clients of a node, which hold GPUs without asking for any: who they are, how they are paused, who still runs.
+
+Source: the GPU Operator's labels and the names of its pods; the device plugin's Helm chart and static manifest.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from migd.agent.node.effects import HangUp
+from migd.agent.node.seeing import NodeSeen
+from migd.kube.nodes import Node
+from migd.kube.owed import PAUSED, owed_of
+from migd.kube.pods import Pod
+from migd.kube.stored import Stored
+
+_DEPLOY: Final = "nvidia.com/gpu.deploy."
+DEVICE_PLUGIN: Final = f"{_DEPLOY}device-plugin"
+_GEOMETRY: Final = tuple(f"{_DEPLOY}{client}" for client in ("device-plugin", "dcgm", "dcgm-exporter"))
+"""What has to stop while instances change: nothing may be handed out, and DCGM keeps handles of MIG devices."""
+_EVERY: Final = (*_GEOMETRY, *(f"{_DEPLOY}{client}" for client in ("gpu-feature-discovery", "nvsm", "client")))
+"""What has to stop for a mode change with a reset: every client of the GPU."""
+_APPS: Final = {
+    DEVICE_PLUGIN: "nvidia-device-plugin-daemonset",
+    f"{_DEPLOY}gpu-feature-discovery": "gpu-feature-discovery",
+    f"{_DEPLOY}dcgm-exporter": "nvidia-dcgm-exporter",
+    f"{_DEPLOY}dcgm": "nvidia-dcgm",
+}
+_CONTAINER: Final = "nvidia-device-plugin-ctr"
+
+
+def client_labels(resets: bool) -> tuple[str, ...]:
+    """The labels of the clients that a change needs paused. resets: some GPU's mode changes."""
+    return _EVERY if resets else _GEOMETRY
+
+
+def to_pause(node: Node, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Of these, those whose client runs: an admin's `false` stays."""
+    return tuple(key for key in keys if node.labels.get(key) == "true")
+
+
+def by_labels(node: Stored[Node]) -> bool:
+    """Whether the GPU Operator runs the device plugin here, so that a label pauses it."""
+    says = node.value.labels.get(DEVICE_PLUGIN)
+    owed = owed_of(node)
+    return says == "true" or (says == PAUSED and owed is not None and DEVICE_PLUGIN in owed.labels)
+
+
+def is_plugin(pod: Pod) -> bool:
+    """Whether a pod is NVIDIA's device plugin. The Helm chart labels others alike: its container's name tells."""
+    labels = pod.labels
+    if labels.get("app") == _APPS[DEVICE_PLUGIN] or labels.get("name") == "nvidia-device-plugin-ds":
+        return True
+    return labels.get("app.kubernetes.io/name") == "nvidia-device-plugin" and _CONTAINER in pod.containers
+
+
+def plugins(seen: NodeSeen) -> tuple[Stored[Pod], ...]:
+    """The device plugin's pods here that have not ended."""
+    return tuple(pod for pod in seen.pods if is_plugin(pod.value) and not pod.value.terminal)
+
+
+def stoppable(seen: NodeSeen) -> tuple[Stored[Pod], ...]:
+    """The device plugin's pods that stay away while the node is closed, once deleted."""
+    return tuple(p for p in plugins(seen) if p.value.owner == "DaemonSet" and not p.value.tolerates)
+
+
+def paused_still_there(seen: NodeSeen) -> tuple[Stored[Pod], ...]:
+    """Pods of clients that are paused by labels and not gone yet."""
+    owed = owed_of(seen.node)
+    keys = {key for key in (owed.labels if owed else {}) if key in _EVERY}
+    apps = {app for key, app in _APPS.items() if key in keys}
+    return tuple(
+        pod
+        for pod in seen.pods
+        if not pod.value.terminal and (keys & set(pod.value.clients) or pod.value.labels.get("app") in apps)
+    )
+
+
+def hang_up(seen: NodeSeen) -> HangUp | None:
+    """Tell the device plugin to look at the GPUs again; None where none runs."""
+    running = tuple((p.namespace, p.name, p.uid) for p in plugins(seen) if p.value.phase == "Running")
+    return HangUp(running) if running else None

@@ -1,0 +1,157 @@
+"""One moment of a node's transaction: what is seen, joined; what the turn would do now; and how stages follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from migd.agent.deciding import awaiting
+from migd.agent.driving import cause_of
+from migd.agent.node.bounds import backoff_s
+from migd.agent.node.effects import ChangeNode
+from migd.agent.node.holding import Held, held
+from migd.agent.node.seeing import NodeSeen
+from migd.agent.node.turning import Turn, turn_of
+from migd.agent.records import Cause, NodeWork, Outcome, Record, Stage, StepTime
+from migd.kube.owed import owed_of, paid
+from migd.plans.conditions import time_text
+from migd.plans.preview import GpuPreview
+
+STEPS_MAX: Final = 40
+_NAMES: Final[Mapping[Stage, str]] = {
+    "Waiting": "Wait",
+    "Closing": "Close",
+    "Settling": "Settle",
+    "Pausing": "Pause",
+    "Applying": "Apply",
+    "Refreshing": "Refresh",
+    "Opening": "Open",
+    "Verifying": "Verify",
+    "Backing": "BackOut",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is seen, with what follows from it: who holds what, and which turn the node has."""
+
+    seen: NodeSeen
+    held: Held
+    turn: Turn | None
+
+    @property
+    def now_s(self) -> float:
+        """On the clock of the boot."""
+        return self.seen.now_s
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a turn would do now. plans: by GPU UUID, by index, of all GPUs that have an order.
+
+    apart: those for which nothing can be begun, with what that makes of them; the others do not wait for them.
+    changing: the others on which there is something to do. busy: of those, the ones that somebody uses.
+    """
+
+    plans: Mapping[str, GpuPreview]
+    apart: Mapping[str, Outcome]
+    changing: tuple[str, ...]
+    busy: tuple[str, ...]
+
+    @property
+    def begun(self) -> Mapping[str, GpuPreview]:
+        """The plans of GPUs that are not set apart."""
+        return {uuid: plan for uuid, plan in self.plans.items() if uuid not in self.apart}
+
+
+def view_of(seen: NodeSeen, work: NodeWork) -> View:
+    """The joined view of what is seen."""
+    return View(seen, held(seen), turn_of(seen, work))
+
+
+def judge(record: Record, view: View) -> Judged:
+    """Judge every GPU of the turn by itself."""
+    plans: dict[str, GpuPreview] = {}
+    apart: dict[str, Outcome] = {}
+    for gpu in sorted(view.held.gpus, key=lambda gpu: gpu.index):
+        order = view.turn.orders.get(gpu.uuid) if view.turn else None
+        if order is None:
+            continue
+        ours = record.gpu(gpu.uuid)
+        plan = plans[gpu.uuid] = order.plan(gpu, ours.owned)
+        stuck = awaiting(ours, gpu, view.seen.boot_id, order)
+        if stuck is None and ours.outcome is not None and ours.outcome.phase == "Held":
+            stuck = ours.outcome
+        if stuck is not None:
+            apart[gpu.uuid] = stuck
+        elif plan.refused is not None:
+            apart[gpu.uuid] = Outcome("Failed", cause_of(plan.refused))
+        elif plan.blocked is not None and plan.blocked.reason != "InUse":
+            apart[gpu.uuid] = Outcome("Blocked", cause_of(plan.blocked))
+    changing = tuple(uuid for uuid, plan in plans.items() if uuid not in apart and plan.changes)
+    return Judged(plans, apart, changing, tuple(uuid for uuid in changing if plans[uuid].blocked is not None))
+
+
+# --- stages ----------------------------------------------------------------------------------------------------------
+
+
+def working(record: Record, work: NodeWork) -> Record:
+    """The record with its node's part replaced."""
+    return replace(record, node=work)
+
+
+def work_of(record: Record) -> NodeWork:
+    """The node's part of a record; a new one where there is none."""
+    return record.node or NodeWork()
+
+
+def enter(record: Record, stage: Stage, view: View, **changes: Any) -> Record:
+    """The record once a stage is entered, with other parts of the node's work changed; for people, steps are timed."""
+    work = work_of(record)
+    steps = changes.pop("steps", work.steps)
+    if steps and steps[-1].milliseconds is None:
+        took_s = max(0.0, view.now_s - steps[-1].began_s)
+        steps = (*steps[:-1], replace(steps[-1], milliseconds=round(took_s * 1000)))
+    if stage in _NAMES:
+        steps = (*steps, StepTime(_NAMES[stage], time_text(view.seen.wall), view.now_s))[-STEPS_MAX:]
+    return working(record, replace(work, stage=stage, since_s=view.now_s, steps=steps, **changes))
+
+
+def attempt(record: Record, view: View, turn: str, **changes: Any) -> Record:
+    """The record at the beginning of an attempt: it waits until it may begin. What went before is over."""
+    work = work_of(record)
+    fresh = NodeWork(
+        turn=turn,
+        began_s=view.now_s,
+        began_at=time_text(view.seen.wall),
+        tries=work.tries,
+        refresh=work.refresh,
+        unadvertised=work.unadvertised,
+        wedged_s=work.wedged_s,
+        accepted=work.accepted,
+    )
+    return enter(working(record, replace(fresh, **changes)), "Waiting", view)
+
+
+def back_out(record: Record, view: View, why: Cause | None) -> Record:
+    """The record once it is decided to open the node again before anything was changed."""
+    return enter(record, "Backing", view, why=why, at_once=False)
+
+
+def not_before(work: NodeWork, view: View) -> dict[str, Any]:
+    """One more attempt that did not end well, and how long to leave it alone now."""
+    return {"tries": work.tries + 1, "not_before_s": view.now_s + backoff_s(work.tries + 1)}
+
+
+# --- debts -----------------------------------------------------------------------------------------------------------
+
+
+def in_debt(view: View) -> bool:
+    """Whether something of ours is still on the node: our taint, or old values that we owe."""
+    return view.seen.node.value.closed or owed_of(view.seen.node) is not None
+
+
+def pay(view: View) -> ChangeNode:
+    """Take all of ours off the node, and give back what is owed."""
+    return ChangeNode(paid(view.seen.node), "open the node, and let its GPU clients run again")

@@ -1,0 +1,183 @@
+"""Closed, before anything is changed: let the scheduler settle, pause GPU clients, look again; or back out and open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from migd.agent.deciding import opened, under_way
+from migd.agent.driving import parked
+from migd.agent.node.advertising import advertised
+from migd.agent.node.beginning import Decided
+from migd.agent.node.bounds import CLIENTS_MAX_S, CLOSED_MAX_S, POLL_S, SETTLE_S
+from migd.agent.node.clients import by_labels, client_labels, paused_still_there, plugins, stoppable, to_pause
+from migd.agent.node.effects import ChangeNode, Effect, LookAgain, StopPlugin, Wait
+from migd.agent.node.guarding import guard
+from migd.agent.node.holding import unadmitted
+from migd.agent.node.moments import Judged, View, back_out, enter, in_debt, judge, not_before, pay, work_of, working
+from migd.agent.records import Cause, Outcome, PauseKind, Record
+from migd.kube import owed
+from migd.kube.owed import owed_of
+from migd.plans.conditions import time_text
+
+
+def close(record: Record, view: View) -> Decided:
+    """Put our taint on the node, with the debt that says whose it is."""
+    record, left = _leaving(record, view)
+    if left:
+        return record, LookAgain()
+    node = view.seen.node
+    if not node.value.closed or owed_of(node) is None:
+        return record, ChangeNode(owed.closing(node, work_of(record).turn), "close the node to new pods")
+    return enter(record, "Settling", view), LookAgain()
+
+
+def settle(record: Record, view: View) -> Decided:
+    """Pods may still be bound for a moment. Go on when each that asks for devices has them, and all is idle."""
+    record, left = _leaving(record, view)
+    if left:
+        return record, LookAgain()
+    if not view.seen.node.value.closed:
+        return enter(record, "Closing", view), LookAgain()
+    ready_s = work_of(record).since_s + SETTLE_S
+    if view.now_s < ready_s:
+        return record, Wait(ready_s - view.now_s, "the scheduler may still bind pods")
+    why = _not_yet(record, view, ready_s)
+    if why is None:
+        return enter(record, "Pausing", view, pause=_kind(view)), LookAgain()
+    if view.now_s - work_of(record).since_s > CLOSED_MAX_S:
+        return _given_up(record, view, why), LookAgain()
+    return record, Wait(POLL_S, why.message)
+
+
+def pause(record: Record, view: View) -> Decided:
+    """Pause GPU clients, wait until they are gone and nothing can be handed out, look once more; then change."""
+    record, left = _leaving(record, view)
+    if left:
+        return record, LookAgain()
+    if not view.seen.node.value.closed:
+        return _given_up(record, view, Cause("ForeignOwner", "somebody else opened the node meanwhile")), LookAgain()
+    work, judged = work_of(record), judge(record, view)
+    effect = _next_pause(record, view, judged)
+    if effect is not None:
+        paused_s = view.now_s if work.paused_s is None else work.paused_s
+        return working(record, replace(work, paused_s=paused_s)), effect
+    late = view.now_s - work.since_s > CLIENTS_MAX_S
+    there = _still_there(view, work.pause)
+    if there and late:
+        why = Cause("DrainTimeout", f"{there} within {CLIENTS_MAX_S:.0f} s, so nothing was changed")
+        return _given_up(record, view, why), LookAgain()
+    if there:
+        return record, Wait(1.0, there)
+    still = _not_yet(record, view, work.since_s)
+    if still is None:
+        return _begun(record, view, judged), LookAgain()
+    if still.reason == "Waiting" and not late:
+        return record, Wait(1.0, still.message)
+    return _given_up(record, view, still), LookAgain()
+
+
+def back(record: Record, view: View) -> Decided:
+    """Nothing was changed: open the node, then wait again, or rest where the turn was taken back."""
+    if in_debt(view):
+        return record, pay(view)
+    work = work_of(record)
+    over = {"ended_at": time_text(view.seen.wall), "closed_s": None, "paused_s": None, "pause": ""}
+    if view.turn is None or view.turn.id != work.turn:
+        half_done = not_before(work, view) if record.open else {}
+        return enter(record, "Rest", view, turn="", **over, **half_done), LookAgain()
+    if work.why is None:
+        return enter(record, "Waiting", view, **over), LookAgain()
+    return enter(record, "Waiting", view, **over, **not_before(work, view)), LookAgain()
+
+
+def _leaving(record: Record, view: View) -> tuple[Record, bool]:
+    """Back out where nothing is to be done any more, or may be; what a crash left half done is finished in any case."""
+    if under_way(record):
+        return record, False
+    if view.turn is None or view.turn.id != work_of(record).turn:
+        return back_out(record, view, Cause("Waiting", "the turn was taken back before anything was changed")), True
+    why = guard(view.seen)
+    if why is not None:
+        return back_out(record, view, why), True
+    if not judge(record, view).changing:
+        return back_out(record, view, None), True
+    return record, False
+
+
+def _given_up(record: Record, view: View, why: Cause) -> Record:
+    """Not in time. What a crash left half done on a GPU is parked, and tried again later."""
+    for uuid in under_way(record):
+        gpu = record.gpu(uuid)
+        assert gpu.transaction is not None, "it is under way"
+        touched = gpu.transaction.touched
+        record = record.with_gpu(uuid, parked(gpu, gpu.transaction, Outcome("Failed", why, touched, touched)))
+    return back_out(record, view, why)
+
+
+def _not_yet(record: Record, view: View, listed_s: float) -> Cause | None:
+    """Why the clients must not be paused yet, or nothing be changed yet. listed_s: pods must be listed since then.
+
+    Reason Waiting where it is only a look that is missing.
+    """
+    seen = view.seen
+    if seen.pods_listed_at_s is None or seen.pods_listed_at_s < listed_s:
+        return Cause("Waiting", "the pods of this node are to be listed anew")
+    if seen.devices is None:
+        return Cause("InUse", f"who holds devices is not known: {seen.kubelet_trouble}")
+    bound = unadmitted(seen)
+    if bound:
+        names = ", ".join(sorted(pod.key for pod in bound))
+        return Cause("InUse", f"the kubelet has not given {names} its devices yet")
+    if under_way(record):
+        return None
+    judged = judge(record, view)
+    used = [judged.plans[uuid].blocked for uuid in judged.busy]
+    return Cause("InUse", "; ".join(b.message for b in used if b is not None)) if used else None
+
+
+def _kind(view: View) -> PauseKind:
+    """How the device plugin is kept from handing out: one that tolerates our taint would come straight back."""
+    if by_labels(view.seen.node):
+        return "Labels"
+    running = plugins(view.seen)
+    return "Pods" if running and len(stoppable(view.seen)) == len(running) else "None"
+
+
+def _next_pause(record: Record, view: View, judged: Judged) -> Effect | None:
+    """The next effect that pauses something; None once all is asked to stop."""
+    node, work = view.seen.node, work_of(record)
+    modes = any(judged.plans[uuid].mode_change for uuid in judged.changing) or bool(under_way(record))
+    keys = to_pause(node.value, client_labels(modes))
+    if keys:
+        return ChangeNode(owed.pausing(node, work.turn, keys), "pause GPU clients")
+    if work.pause == "Pods":
+        for pod in stoppable(view.seen):
+            if not pod.deleting:
+                return StopPlugin(pod.namespace, pod.name, pod.uid)
+    return None
+
+
+def _still_there(view: View, kind: PauseKind) -> str:
+    """What of the paused clients is still seen, in a sentence; "" for nothing."""
+    there = paused_still_there(view.seen) or (stoppable(view.seen) if kind == "Pods" else ())
+    if there:
+        return f"GPU client {', '.join(sorted(pod.key for pod in there))} did not stop"
+    shown = {} if kind == "None" else advertised(view.seen.node.value)
+    names = ", ".join(f"{resource}: {number}" for resource, number in sorted(shown.items()))
+    return f"the kubelet did not stop advertising {names}" if shown else ""
+
+
+def _begun(record: Record, view: View, judged: Judged) -> Record:
+    """Every GPU's transaction, on disk before the first operation."""
+    before, after = {}, {}
+    for uuid, plan in judged.begun.items():
+        now = view.held.gpu(uuid)
+        assert now is not None, "a plan is made only for a GPU that is seen"
+        assert view.turn is not None, "a plan is made only in a turn"
+        record = record.with_gpu(uuid, opened(record.gpu(uuid), now, plan, view.turn.orders[uuid], None, False))
+        if plan.changes:
+            before[uuid] = str(now.layout)
+            after[uuid] = str(plan.target) if plan.target is not None else view.turn.desired[uuid].summary
+    for uuid in under_way(record):  # of a crash
+        before.setdefault(uuid, work_of(record).before.get(uuid, ""))
+    return enter(record, "Applying", view, why=None, at_once=False, before=before, after=after)

@@ -1,0 +1,105 @@
+"""What the agent tells of its node: the status of each GPUPartition, and the node's labels. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from migd.agent.node.judgement import judgement_of
+from migd.agent.node.moments import Judged, View, judge, view_of, work_of
+from migd.agent.node.seeing import NodeSeen
+from migd.agent.node.showing import board_doc, observed_doc, previous_doc, same_but_use, transition_doc
+from migd.agent.records import Record
+from migd.kube.stored import OURS, Stored
+from migd.plans.conditions import MESSAGE_MAX, Phase, cut, following
+from migd.plans.partitions import Partition, PartitionStatus
+
+COALESCE_S: Final = 30.0
+"""A change of use alone is told no more often: a job that starts is not a write."""
+
+_WORST: Final[tuple[tuple[str, frozenset[Phase]], ...]] = (
+    ("failed", frozenset({"Failed", "Lost"})),
+    ("blocked", frozenset({"Blocked", "Held", "RebootRequired"})),
+    ("changing", frozenset({"Pending", "WaitingForIdle", "Draining", "Changing", "Verifying", "RollingBack"})),
+    ("ready", frozenset({"Ready"})),
+)
+_STATE: Final = f"{OURS}state"
+_COUNT: Final = (f"{OURS}mig-", ".count")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is to be written, as it shall be.
+
+    statuses: by name of partition, all of the agent's part of the status (its four conditions, no evictions); to be
+    applied with `written(status)` where that differs. labels: ours on the node, None for one that must go.
+    """
+
+    statuses: Mapping[str, PartitionStatus]
+    labels: Mapping[str, str | None]
+
+
+def told(record: Record, seen: NodeSeen, before: Mapping[str, float]) -> Told:
+    """What to tell after `decide` gave this record for this sight.
+
+    before: by name of partition, on the clock, when this process last wrote its status; a change of use alone is held
+    back until that is 30 s ago.
+    """
+    view = view_of(seen, work_of(record))
+    judged = judge(record, view)
+    statuses = {}
+    for partition in seen.partitions:
+        if partition.value.spec.node_uid == seen.node.uid:
+            status = _status(record, view, judged, partition)
+            last_s = before.get(partition.name)
+            recent = last_s is not None and seen.now_s - last_s < COALESCE_S
+            was = _ours(partition.value.status)
+            statuses[partition.name] = was if recent and same_but_use(was, status) else status
+    return Told(statuses, _labels(seen, statuses))
+
+
+def _status(record: Record, view: View, judged: Judged, partition: Stored[Partition]) -> PartitionStatus:
+    was, now = partition.value.status, view.held.gpu(partition.name)
+    said = judgement_of(record, view, judged, partition)
+    readable = now is not None and not now.out_of_reach
+    ours = record.gpu(now.uuid if now is not None else partition.name)
+    half_way = said.phase in ("Changing", "RollingBack") and said.phase == was.phase  # each step is not worth a write
+    return PartitionStatus(
+        observed_generation=partition.generation,
+        phase=said.phase,
+        reason="" if said.phase in ("Ready", "Idle") else said.cause.reason,
+        message="" if said.phase in ("Ready", "Idle") else cut(said.cause.message, MESSAGE_MAX),
+        conditions=following(was.conditions, said.conditions, partition.generation, view.seen.wall),
+        board=board_doc(now, view.seen.driver) if now is not None and readable else was.board,
+        observed=observed_doc(now, ours.owned) if now is not None and readable and not half_way else was.observed,
+        blockers=said.blockers,
+        blockers_left_out=said.blockers_left_out,
+        last_transition=transition_doc(record, partition, now, was.last_transition),
+        previous=previous_doc(ours.before) or was.previous,
+    )
+
+
+def _ours(status: PartitionStatus) -> PartitionStatus:
+    """The agent's part of a status as it was read."""
+    kept = tuple(c for c in status.conditions if c.type in ("Ready", "Drained", "Applied", "Advertised"))
+    return status.model_copy(update={"evictions": (), "conditions": tuple(sorted(kept, key=lambda c: c.type))})
+
+
+def _labels(seen: NodeSeen, statuses: Mapping[str, PartitionStatus]) -> dict[str, str | None]:
+    """The node's labels of ours; none where no GPU has a wish."""
+    wished = {p.name for p in seen.partitions if p.value.spec.desired is not None}
+    phases = {status.phase for name, status in statuses.items() if name in wished}
+    start, end = _COUNT
+    there = [k for k in seen.node.value.labels if k == _STATE or (k.startswith(start) and k.endswith(end))]
+    labels: dict[str, str | None] = dict.fromkeys(there)
+    if not phases:
+        return labels
+    labels[_STATE] = next((word for word, those in _WORST if phases & those), "changing")
+    counts: dict[str, int] = {}
+    for gpu in seen.gpus:
+        for instance in gpu.instances:
+            if instance.whole:
+                key = f"{start}{instance.instance.profile.replace('+', '.')}{end}"
+                counts[key] = counts.get(key, 0) + 1
+    return labels | {key: str(number) for key, number in counts.items()}
