@@ -52,11 +52,11 @@ BOARD = board("a30")
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 DEPLOY = "nvidia.com/gpu.deploy."
 CLIENTS = ("device-plugin", "dcgm", "dcgm-exporter", "gpu-feature-discovery")
-APPS = {"device-plugin": "nvidia-device-plugin-daemonset", "dcgm": "nvidia-dcgm", "dcgm-exporter": "nvidia-dcgm-exporter",
-        "gpu-feature-discovery": "gpu-feature-discovery"}  # fmt: skip
+APPS = {"device-plugin": "nvidia-device-plugin-daemonset", "dcgm": "nvidia-dcgm",
+        "dcgm-exporter": "nvidia-dcgm-exporter", "gpu-feature-discovery": "gpu-feature-discovery"}  # fmt: skip
 
 
-class Crash(Exception):
+class Crash(Exception):  # noqa: N818
     """The agent's process ended here."""
 
 
