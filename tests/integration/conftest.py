@@ -12,6 +12,7 @@ import pytest
 from controlplane.building import NotBuiltError, found_programs
 from controlplane.processes import until
 from controlplane.running import ControlPlane
+from integration.stage import Stage
 
 CRDS = Path(__file__).parents[2] / "crds"
 KINDS = ("gpupartitionplans", "gpupartitions")
@@ -62,3 +63,9 @@ def plane(bare_plane: ControlPlane) -> ControlPlane:
 def name() -> str:
     """A name that no other test uses: the control plane is shared."""
     return f"t-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def stage(plane: ControlPlane) -> Stage:
+    """A control plane with deploy/ on it, and who asks it for what; see `integration.stage`."""
+    return Stage.set_up(plane)
