@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
 
-.PHONY: demo test check bench soak control-plane integration protos format lock clean
+.PHONY: demo demo-node test check bench soak control-plane integration protos format lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,9 @@ help:
 
 demo: .venv/.ready
 	@$(BIN)/python examples/demo.py
+
+demo-node: .venv/.ready
+	@$(BIN)/python examples/demo_node.py
 
 check: .venv/.ready
 	$(BIN)/ruff check .
