@@ -18,9 +18,9 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Self, TypeVar
 
+from migd.agent.node.looking import AgentPorts
 from migd.agent.node.looping import HungAgentError
 from migd.agent.node.running import Identified, NoNodeError, api_cluster, run_agent
 from migd.agent.node.simulated import simulated_agent_ports
@@ -31,6 +31,7 @@ from migd.kube.errors import Json
 from migd.kube.transport import Answer, Query, Transport
 from migd.kubelet.ports import KubeletError, PodDevices
 from migd.plans.partitions import Partition, partition_of
+from migd.sim.cluster import SimCluster
 from migd.sim.cluster_faults import Faults
 from migd.sim.errors import SimulatedCrash
 from migd.sim.node_kubelet import Kubelet, KubeletDownError
@@ -47,6 +48,8 @@ _PID: Final = 900_000
 
 Strikes = Callable[[str, str], bool]
 """Whether a process dies here. Told: its name, as "migd-agent node-a", and where it is, as "after PATCH /api/…"."""
+Refit = Callable[[SimNode, AgentPorts], AgentPorts]
+"""Changes what an agent is given of the world, such as to watch what it does there."""
 
 
 def plan(name: str, *instances: Mapping[str, Any], **spec: Any) -> Json:
@@ -64,7 +67,8 @@ class Fleet(AbstractAsyncContextManager["Fleet"]):
     """Nodes, an operator, and an agent on each node; enter it inside a virtual loop.
 
     cluster: all that is not migd, see `SimulatedCluster`. strikes: where processes of migd die by themselves; they are
-    started again, as their pods would be. A bug in one of them ends the story at the next wait.
+    started again, as their pods would be. refit: see `Refit`. without: nodes that join later, by `cluster.power_on`.
+    A bug in a program ends the story at the next wait.
     """
 
     def __init__(
@@ -73,13 +77,18 @@ class Fleet(AbstractAsyncContextManager["Fleet"]):
         seed: int = 0,
         faults: Faults | None = None,
         strikes: Strikes = lambda _who, _where: False,
+        refit: Refit = lambda _node, ports: ports,
+        without: Collection[str] = (),
         **more: Any,
     ) -> None:
         self.seed = seed
+        self.refit = refit
+        self._without = frozenset(without)
         self.cluster = SimulatedCluster(seed, nodes, faults, **more)
         self.strikes = strikes
         self._agents = {node.name: Program(f"{AGENT} {node.name}", self, _Agent(self, node).run) for node in self.nodes}
-        self._operator = Program(OPERATOR, self, self._operate)
+        self._operators = [Program(OPERATOR, self, self._operate)]
+        self._identities = 0
         self.cluster.on_power(self._powered)
 
     @property
@@ -88,15 +97,16 @@ class Fleet(AbstractAsyncContextManager["Fleet"]):
         return self.cluster.nodes
 
     async def __aenter__(self) -> Self:
-        self.cluster.start()
+        self.cluster.start(self._without)
         await self.cluster.settled()
-        self._operator.start()
-        for agent in self._agents.values():
-            agent.start()
+        self.operator.start()
+        for name, agent in self._agents.items():
+            if name not in self._without:
+                agent.start()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        await asyncio.gather(*(one.end() for one in (*self._agents.values(), self._operator)))
+        await asyncio.gather(*(one.end() for one in (*self._agents.values(), *self._operators)))
         self.cluster.stop()
         if kind is None:
             self.check()
@@ -105,8 +115,8 @@ class Fleet(AbstractAsyncContextManager["Fleet"]):
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """The operator, and the agents by node."""
-        return (self._operator, *self._agents.values())
+        """The operators, and the agents by node."""
+        return (*self._operators, *self._agents.values())
 
     def agent(self, node: str) -> Program:
         """The agent of a node: `kill`, `start`, `end`."""
@@ -115,10 +125,17 @@ class Fleet(AbstractAsyncContextManager["Fleet"]):
     @property
     def operator(self) -> Program:
         """The operator: `kill`, `start`, `end`."""
-        return self._operator
+        return self._operators[0]
+
+    def another_operator(self) -> Program:
+        """One more operator, as during a rolling update; it is not started yet."""
+        self._operators.append(Program(f"{OPERATOR} {len(self._operators) + 1}", self, self._operate))
+        return self._operators[-1]
 
     async def _operate(self, life: Life) -> None:
-        identity = f"{OPERATOR}-{life.number}"
+        self._identities += 1
+        identity = f"{OPERATOR}-{self._identities}"
+        life.line.call_itself(identity)
         known = Identity(OPERATOR, "migd.dev/operator", identity)
         async with ApiCluster(life.line, known, self.cluster.cluster.now, dice=life.dice) as cluster:
             await Operator(cluster, Setup(identity), self.cluster.cluster.now).run()
@@ -164,6 +181,7 @@ class Fleet(AbstractAsyncContextManager["Fleet"]):
 
     async def until(self, holds: Callable[[], object], within_s: float = 600.0) -> None:
         """Wait until something holds; OverdueError where it does not in time, or what a program failed on."""
+
         def looked() -> object:
             self.check()
             return holds()
@@ -230,7 +248,7 @@ class Program:
         life, self.life = self.life, None
         if life is not None and life.task is not None:
             life.stop.set()
-            if life.name == OPERATOR:
+            if life.name.startswith(OPERATOR):
                 life.task.cancel()
             await asyncio.wait([life.task], timeout=300.0)
             life.kill()
@@ -262,7 +280,7 @@ class Life:
         self.name, self.number = program.name, number
         self.stop = asyncio.Event()
         self.dice = random.Random(f"{fleet.seed} {program.name} {number}")  # noqa: S311
-        self.line = _Line(fleet.cluster.cluster.transport(program.name), self)
+        self.line = _Line(fleet.cluster.cluster, program.name, self)
         self.task: asyncio.Task[None] | None = None
         self.at_death: Callable[[], None] = lambda: None
         self._program = program
@@ -291,25 +309,30 @@ class Life:
         raise asyncio.CancelledError
 
 
-@dataclass(frozen=True, slots=True)
 class _Line(Transport):
-    """A process's connection to the API server."""
+    """A process's connection to the API server. Its user is the program, or the name that a process has of its own."""
 
-    transport: Any
-    life: Life
+    def __init__(self, server: SimCluster, user: str, life: Life) -> None:
+        self._server = server
+        self._life = life
+        self.call_itself(user)
+
+    def call_itself(self, user: str) -> None:
+        """Be this user from now on."""
+        self._transport = self._server.transport(user)
 
     async def request(self, method: str, path: str, query: Query, body: Any, content_type: str) -> Answer:
         """See `Transport`."""
         where = f"{method} {path}"
-        self.life.passes(f"before {where}")
-        answer: Answer = await self.transport.request(method, path, query, body, content_type)
-        self.life.passes(f"after {where}")
+        self._life.passes(f"before {where}")
+        answer: Answer = await self._transport.request(method, path, query, body, content_type)
+        self._life.passes(f"after {where}")
         return answer
 
     @asynccontextmanager
     async def watch(self, path: str, query: Query) -> AsyncIterator[AsyncIterator[Json]]:
         """See `Transport`."""
-        async with self.transport.watch(path, query) as events:
+        async with self._transport.watch(path, query) as events:
             yield events
 
 
@@ -337,6 +360,7 @@ class _Agent:
                 pid=pid,
             )
             try:
+                ports = self._fleet.refit(self._node, ports)
                 await run_agent(ports, Identified(name, NAMESPACE, holder), life.stop, dice=life.dice)
             finally:
                 life.at_death()

@@ -303,7 +303,7 @@ class ToyNode:
             if self.allocatable.get(pod.resource, 0) > taken:
                 pod.bound = True
                 self.changes += 1
-                late_s = self.random.choice((0.3, 1.5, 1.5, 25.0))  # a kubelet may be busy
+                late_s = self.random.choice((0.3, 1.5, 8.0, 14.0))  # a kubelet may be busy
                 self.after(late_s, lambda pod=pod: self._admit(pod))  # type: ignore[misc]
 
     def _admit(self, pod: ToyPod) -> None:

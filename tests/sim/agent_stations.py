@@ -17,7 +17,7 @@ from migd.agent.node.looking import AgentPorts
 from migd.agent.node.metrics import Metrics
 from migd.agent.node.running import Identified, Probes, api_cluster, run_agent
 from migd.agent.node.simulated import SimPodResources, SimPodSignals, simulated_agent_ports
-from migd.sim.cluster_faults import Chances
+from migd.sim.cluster_faults import NONE, Chances
 from migd.sim.cluster_time import run_virtually
 from migd.sim.errors import SimulatedCrash
 from migd.sim.node_world import NodeSpec, SimulatedCluster
@@ -165,7 +165,7 @@ def play(
     story: Callable[[Station], Awaitable[None]],
     spec: NodeSpec,
     seed: int = 0,
-    chances: Chances = Chances(0.0, 0.0),
+    chances: Chances = NONE,
     change: Change = _same,
 ) -> None:
     """Run a story on one node whose agent has started and registered its GPUs."""

@@ -10,7 +10,7 @@ from toy_node import BOARD, DEPLOY, ToyNode, made
 
 from migd.agent.node.advertising import differing, expected, resource_of
 from migd.agent.node.bounds import backoff_s
-from migd.agent.node.clients import is_plugin, to_pause
+from migd.agent.node.clients import by_labels, is_plugin, to_pause
 from migd.agent.node.deciding import answered, decide, needs_list
 from migd.agent.node.effects import ChangeNode, HangUp, RefreshDevices, StopPlugin, Wait
 from migd.agent.node.guarding import guard, misfit, wedged
@@ -338,6 +338,14 @@ def test_only_clients_that_run_are_paused() -> None:
     assert to_pause(node, keys) == (f"{DEPLOY}device-plugin",)
 
 
+def test_where_the_operator_runs_nothing_nothing_is_paused_by_label() -> None:
+    node = ToyNode([None], "Operator")
+    node.labels[f"{DEPLOY}operands"] = "false"
+    seen = seen_of(node)
+    assert to_pause(seen.node.value, (f"{DEPLOY}device-plugin",)) == ()
+    assert not by_labels(seen.node)
+
+
 # --- answers ---
 
 
@@ -452,6 +460,22 @@ def test_a_node_without_a_plan_is_told_and_nothing_else() -> None:
     assert status.observed is not None
     assert [i.foreign for i in status.observed.instances] == [True, True]
     assert (status.phase, status.conditions, node.effects) == ("Idle", (), [])
+
+
+def test_who_is_ready_stays_so_under_a_hold() -> None:
+    node = ToyNode([None])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})
+    assert node.run(600)
+    node.annotations["migd.dev/hold"] = "me"
+    assert node.run(600)
+    assert node.phases() == ["Ready"]
+
+
+def test_a_transition_costs_few_writes() -> None:
+    node = ToyNode([None])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})
+    assert node.run(600)
+    assert node.status_writes <= 7
 
 
 def test_times_of_conditions_stay_while_they_say_the_same() -> None:

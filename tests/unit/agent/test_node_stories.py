@@ -270,6 +270,26 @@ def test_what_becomes_busy_while_the_node_closes_is_waited_for_open() -> None:
     assert node.phases() == ["Ready", "Ready"]
 
 
+@pytest.mark.parametrize("install", INSTALLS)
+def test_what_becomes_busy_while_clients_pause_is_not_touched(install: str) -> None:
+    node = ready(install)
+    node.wish("bbbbbbbb", {0: TWO_G, 1: ONE_G})
+    until_stage(node, "Pausing")
+    node.gpus[0].used = set(made("1g@2"))
+    node.run(55)
+    assert node.operations == []
+    assert node.untouched()
+    assert node.phases() == ["WaitingForIdle", "WaitingForIdle"]
+
+
+def test_a_plugin_that_ran_on_looks_again_also_where_the_numbers_are_right_already() -> None:
+    node = ready("Tolerant", 1)
+    node.gpus[0].bare.add(max(node.gpus[0].made))  # somebody destroyed its compute instance; the plugin does not see it
+    node.run(200)
+    assert node.phases() == ["Ready"]
+    assert kinds(node) == ["ChangeNode", "CreateComputeInstance", "RefreshDevices", "HangUp", "ChangeNode"]
+
+
 def test_a_client_that_does_not_stop_is_named_and_the_node_is_opened_and_tried_again() -> None:
     node = ready()
     node.clients_stay = True
@@ -312,6 +332,23 @@ def test_one_gpu_that_fails_goes_back_alone_and_is_tried_again_by_itself() -> No
     assert node.untouched()
     node.run(200)
     assert node.phases() == ["Ready", "Ready"]
+
+
+def test_a_gpu_that_cannot_even_go_back_is_told_so_and_is_made_whole_later() -> None:
+    node = ready()
+    node.gpus[0].refuses = {kind: Cause("NVMLError", "no") for kind in (CreateGpuInstance, CreateComputeInstance)}
+    node.wish("bbbbbbbb", {0: TWO_G, 1: ONE_G})
+    node.run(100)
+    assert node.phases() == ["Failed", "Ready"]
+    message = node.partitions["gpu-0"].value.status.message
+    assert "going back failed too" in message
+    assert "migd apply" not in message
+    assert node.untouched()
+    node.withdraw(keep_wish=False)  # nobody wishes anything of it any more: at least it goes back
+    node.gpus[0].refuses.clear()
+    node.run(2000)
+    assert [layout.instances for layout in node.layouts()] == [made("1g@0 1g@1 1g@2 1g@3")] * 2
+    assert node.untouched()
 
 
 def test_a_pause_never_lasts_longer_than_its_bound() -> None:
@@ -392,7 +429,7 @@ def test_a_retry_that_is_asked_for_comes_at_once_and_the_annotation_goes() -> No
 def test_killed_at_any_point_the_next_process_goes_on(install: str) -> None:
     begun = ready(install)
     begun.wish("bbbbbbbb", {0: TWO_G, 1: ONE_G})
-    for at in count():
+    for at in count(step=1 if install == "Operator" else 4):
         node, left = deepcopy(begun), [at]
 
         def crash(where: str, left: list[int] = left) -> None:
