@@ -1,5 +1,6 @@
-"""What migd does on one machine, in a short story on 8 simulated GPUs: `make demo-node`. Every command is real and can be repeated.
+"""What migd does on one machine, in a short story on 8 simulated GPUs: `make demo-node`.
 
+Every command is real and can be repeated.
 The simulated machine lives in demo.json in the working folder and stays there, so that the reader can go on with it.
 """
 
@@ -63,7 +64,9 @@ def main() -> None:
     began = time.monotonic()
     fresh()
     print("What migd does, on simulated GPUs that refuse what real ones refuse. Every command here is real and can be")
-    print("repeated; after `make demo-node` migd is .venv/bin/migd. Only the simulated durations are cut, to a twentieth.")
+    print(
+        "repeated; after `make demo-node` migd is .venv/bin/migd. Only the simulated durations are cut, to a twentieth."
+    )
     tell(f"1. Eight A100s, simulated, in the file {STATE}. They are fresh: MIG is off.")
     migd("gpus --simulate 8xa100-80gb")
     migd("sim switch duration_scale=0.05")
