@@ -17,7 +17,7 @@ from migd_operator.reconciling import LEASE_S
 
 ONES = {"profile": "1g.10gb", "count": 7}
 HALVES = {"profile": "3g.40gb", "count": 2}
-SEEDS = 4
+SEEDS = 8
 
 
 def ready(world: World, *plans: str) -> bool:
