@@ -351,6 +351,18 @@ def test_a_gpu_that_cannot_even_go_back_is_told_so_and_is_made_whole_later() -> 
     assert node.untouched()
 
 
+def test_what_is_half_done_goes_back_also_while_others_of_the_node_have_a_turn() -> None:
+    node = ready()
+    node.gpus[0].refuses = {kind: Cause("NVMLError", "no") for kind in (CreateGpuInstance, CreateComputeInstance)}
+    node.wish("bbbbbbbb", {0: TWO_G, 1: ONE_G})
+    node.run(100)
+    node.wish("cccccccc", {1: ONE_G})
+    node.gpus[0].refuses.clear()
+    node.run(2000)
+    assert [layout.instances for layout in node.layouts()] == [made("1g@0 1g@1 1g@2 1g@3")] * 2
+    assert node.phases() == ["Idle", "Ready"]
+
+
 def test_a_pause_never_lasts_longer_than_its_bound() -> None:
     node = ready()
     node.wish("bbbbbbbb", {0: TWO_G, 1: TWO_G})
