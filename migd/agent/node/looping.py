@@ -16,7 +16,7 @@ from migd.agent.node.effects import REST_LOOK_S, Acting, Effect, ForgetRetry, Wa
 from migd.agent.node.logs import logger
 from migd.agent.node.looking import AgentPorts, Caches, Looking
 from migd.agent.node.metrics import Metrics
-from migd.agent.node.registering import register
+from migd.agent.node.registering import Registering
 from migd.agent.node.reporting import Reporter
 from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.telling import Told, told
@@ -32,6 +32,8 @@ from migd.plans.conditions import Reason
 
 REPORT_S: Final = 5.0
 """How long a turn waits at most for its report to arrive before it acts."""
+HASTY_S: Final = 1.0
+"""The same, before an operation on a GPU: meanwhile the node's GPU clients are paused."""
 BUSY_LOOK_S: Final = 2.0
 """In a transaction, look again after so long at the latest."""
 TROUBLE_S: Final = 2.0
@@ -104,6 +106,7 @@ class Loop:
         self._stop = stop
         self._may_begin = may_begin
         self._looking = Looking(ports, caches)
+        self._registering = Registering(ports.cluster, caches.partitions.cache)
         self._only = ""  # the one GPU that the last effect may have changed, "" for any
         self._unreadable_since_s: float | None = None
         self.health = Health(asyncio.get_running_loop().time())
@@ -137,7 +140,7 @@ class Loop:
                     continue
                 kept = record.lasting
             self._turned(record, seen, at_rest=effect is None)
-            await self._reporter.settled(REPORT_S)
+            await self._reporter.settled(HASTY_S if isinstance(effect, Operation) else REPORT_S)
             if effect is None:
                 await self._pause(REST_LOOK_S, CALM_S)
             elif isinstance(effect, Wait):
@@ -178,14 +181,16 @@ class Loop:
             return None
         self._unreadable_since_s = None
         self._metrics.looked(clock.time() - began_s)
+        if not begun(record):  # an API server that hangs is not to hold up what is under way
+            await self._register(seen)
+        return seen
+
+    async def _register(self, seen: NodeSeen) -> None:
         try:
-            self.health.duplicates = await register(
-                self._ports.cluster, seen.node, self._caches.partitions.cache, seen.gpus
-            )
+            self.health.duplicates = await self._registering.register(seen.node, seen.gpus)
         except KubeError as error:  # it comes again with the next look
             self._metrics.api_error(type(error).__name__)
             _log.warning("not registered", error=str(error))
-        return seen
 
     async def _fresh(self, seen: NodeSeen) -> bool:
         """Whether a transaction may begin on this sight: the lease is ours, and the node is as seen even now."""
