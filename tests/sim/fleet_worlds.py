@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from unit.migd_operator.fleets import answered, board_of_a100, complete, gpu, gpu_name, observed
 
 from migd.kube.cluster import ApiCluster, Identity
+from migd.kube.following import TIMING, Timing
 from migd.kube.leases import DUPLICATES, micro_time
 from migd.kube.transport import Transport
 from migd.mig.geometry import counts
@@ -28,6 +29,32 @@ OF_OPERATOR = "operator"
 OPERATORS_OWN = ("Assigned", "AgentAlive")
 
 
+class Cable:
+    """A connection that can be cut: then nobody answers, and watches are silent."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+        self.whole = asyncio.Event()
+        self.whole.set()
+
+    async def request(self, method: str, path: str, query: Mapping[str, str], body: Any, content_type: str) -> Any:
+        if not self.whole.is_set():
+            raise ConnectionRefusedError("connection refused")
+        return await self.inner.request(method, path, query, body, content_type)
+
+    @asynccontextmanager
+    async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Json]]:
+        if not self.whole.is_set():
+            raise ConnectionRefusedError("connection refused")
+        async with self.inner.watch(path, query) as events:
+            yield self._through(events)
+
+    async def _through(self, events: AsyncIterator[Json]) -> AsyncIterator[Json]:
+        async for event in events:
+            await self.whole.wait()
+            yield event
+
+
 class World:
     """One API server. All that a test does to it goes past its faults; operators have them."""
 
@@ -35,6 +62,9 @@ class World:
         self.seed = seed
         self.server = SimCluster(seed, Faults(seed, chances))
         self.kept: set[str] = set()  # nodes whose agent renews its lease and obeys
+        self._changes = 0
+        self._seen = 0
+        self._read: list[Partition] = []
         self.phase: Callable[[str], str] = lambda node: "Ready"
 
     def ask(self, method: str, path: str, body: Any = None, kind: str = "application/json", **query: str) -> Json:
@@ -101,7 +131,9 @@ class World:
         return (found[0]["status"], found[0]["reason"]) if found else ("", "")
 
     def partitions(self) -> list[Partition]:
-        return [partition_of(document) for document in self.ask("GET", f"{API}/gpupartitions")["items"]]
+        if self._changed():
+            self._read = [partition_of(document) for document in self.ask("GET", f"{API}/gpupartitions")["items"]]
+        return self._read
 
     def assigned(self) -> dict[str, tuple[str, str]]:
         """Status and reason of each GPU's Assigned."""
@@ -131,16 +163,16 @@ class World:
         else:
             self.merge(f"{LEASES}/{node}", {"metadata": {"annotations": metadata["annotations"]}, "spec": spec})
 
-    def obey(self, node: str) -> None:
-        """The node's agent answers what its GPUs carry; what is assigned is carried out where its phase is Ready."""
+    def obey(self, *nodes: str) -> None:
+        """The nodes' agents answer what their GPUs carry; what is assigned is carried out where the phase is Ready."""
         every = self.partitions()
         turns = complete(every)
-        for one in (p for p in every if p.spec.node_name == node):
+        for one in (p for p in every if p.spec.node_name in nodes):
+            node = one.spec.node_name
             if one.status.phase == "Lost" or one.status.board is None:
                 continue
             if node not in turns or one.spec.assignment is None or one.spec.desired is None:
-                phase = "Held" if one.status.phase == "Held" else "Ready" if one.spec.desired else "Idle"
-                after = answered(one, phase)
+                after = answered(one, "Held" if one.status.phase == "Held" else "Idle")
             elif self.phase(node) == "Ready":
                 wish = {i.profile or "": i.count for i in one.spec.desired.instances}
                 there = fit(board_of_a100(), counts(wish)) if wish else frozenset()
@@ -148,31 +180,40 @@ class World:
                 after = answered(one, "Ready", observed(one.spec.desired.mig == "Enabled", there, set()))
             else:
                 after = answered(one, self.phase(node))
-            if partition_document(after)["status"] != partition_document(one)["status"]:
+            if _told(after) != _told(one):
                 self.tell(after)
 
     async def agents(self) -> None:
         """The agents of all kept nodes: each second they obey, each minute they renew. Runs until cancelled."""
-        turn = 0
+        turn, seen = 0, None
         while True:
-            for node in sorted(self.kept):
-                if turn % 60 == 59:
-                    self.renew(node)
-                self.obey(node)
+            self.partitions()
+            for node in sorted(self.kept) if turn % 60 == 59 else ():
+                self.renew(node)
+            if seen != (seen := (self._changes, self.phase, len(self.kept))):
+                self.obey(*sorted(self.kept))
             turn += 1
             await asyncio.sleep(1.0)
+
+    def _changed(self) -> bool:
+        """Whether GPUPartitions may be others than those last read; leases are renewed all the time."""
+        unseen = self.server.requests[self._seen :]
+        self._seen += len(unseen)
+        changes = sum(r.writes and r.resource.split("/")[0] in ("gpupartitions", "nodes") for r in unseen)
+        self._changes += changes
+        return bool(changes)
 
     # operators
 
     @asynccontextmanager
     async def operator(
-        self, identity: str = "a", transport: Transport | None = None, seed: int = 1
+        self, identity: str = "a", transport: Transport | None = None, seed: int = 1, timing: Timing = TIMING
     ) -> AsyncIterator[Operator]:
         """An operator that runs; leaving ends it as SIGTERM would. A bug of its own fails the test."""
         user = f"{OF_OPERATOR}-{identity}"
         through = transport or self.server.transport(user)
         known = Identity("migd-operator", "migd.dev/operator", identity)
-        async with ApiCluster(through, known, self.server.now, dice=random.Random(seed)) as cluster:
+        async with ApiCluster(through, known, self.server.now, timing, random.Random(seed)) as cluster:
             one = Operator(cluster, Setup(identity), self.server.now)
             task = asyncio.create_task(one.run())
             try:
@@ -204,8 +245,15 @@ class World:
         began = loop.time()
         while not holds():
             assert loop.time() - began < within_s, f"seed {self.seed}: not within {within_s} s"
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(0.5)
         return loop.time() - began
+
+
+def _told(one: Partition) -> Json:
+    """The agent's part of a status, whatever the order of its conditions, and whenever they were first so."""
+    status = partition_document(one)["status"]
+    mine = {c["type"]: (c["status"], c["observedGeneration"]) for c in status.get("conditions", ())}
+    return {**status, "conditions": {kind: said for kind, said in mine.items() if kind not in OPERATORS_OWN}}
 
 
 def played(story: Callable[[World], Awaitable[None]], world: World | None = None) -> World:
