@@ -4,12 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
 
-.PHONY: demo demo-node test check bench soak control-plane integration protos format lock clean
+.PHONY: demo demo-node test check bench soak control-plane cluster cluster-down integration protos format lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n 's/^# //p' Makefile | head -2
 	@echo "make check  ruff, mypy, import-linter      make bench  benchmarks      make soak  the long crash test"
+	@echo "make cluster  a whole cluster to play with, in the background      make cluster-down  end it"
 	@echo "make integration  tests on a real API server      make control-plane  what they need, built once"
 
 .venv/.ready: requirements.txt pyproject.toml
@@ -44,6 +45,13 @@ soak: .venv/.ready
 
 control-plane: .venv/.ready
 	@PYTHONPATH=tests $(BIN)/python -m controlplane build
+
+# CLUSTER="--nodes 5 --gpus 4xh100-80gb --style operator": another one than three nodes of 8 A100-80GB
+cluster: control-plane
+	@PYTHONPATH=.:operator:tests $(BIN)/python -m controlplane cluster $(CLUSTER)
+
+cluster-down: .venv/.ready
+	@PYTHONPATH=.:operator:tests $(BIN)/python -m controlplane cluster-down
 
 integration: control-plane
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/integration

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ from migd.kube.transport import JSON, Answer, Query, Transport
 _NO_KUBECONFIG: Final = (AttributeError, KeyError, TypeError, ValueError)
 """What the package raises for a YAML document that is no kubeconfig."""
 _CONNECT_S: Final = 10.0
+_REREAD_S: Final = 60.0  # as the package does for pods
 _FOREVER: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)  # a watch's silence is watched above this
 
 
@@ -38,9 +39,14 @@ class HttpTransport(Transport):
         self._client.user_agent = user_agent
 
     @classmethod
-    async def connect(cls, user_agent: str, kubeconfig: Path | None = None) -> Self:
-        """By a kubeconfig; without one as a pod of the cluster. ConnectError says what is missing."""
+    async def connect(cls, user_agent: str, kubeconfig: Path | None = None, reread_s: float = _REREAD_S) -> Self:
+        """By a kubeconfig; without one as a pod of the cluster. ConnectError says what is missing.
+
+        reread_s: so often the kubeconfig is read again, where it has a token or gets one: tokens expire.
+        """
         configuration = await _configured(kubeconfig)
+        if kubeconfig is not None and configuration.api_key:
+            configuration.refresh_api_key_hook = _rereading(kubeconfig, reread_s)
         configuration.retries = None  # we do: our waits are bounded, told and tested
         return cls(configuration, user_agent)
 
@@ -120,6 +126,11 @@ async def credentials(kubeconfig: Path | None = None) -> Credentials:
 
 async def _configured(kubeconfig: Path | None) -> client.Configuration:
     configuration = client.Configuration()
+    await _load(kubeconfig, configuration)
+    return configuration
+
+
+async def _load(kubeconfig: Path | None, configuration: client.Configuration) -> None:
     try:
         if kubeconfig is not None:
             await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
@@ -128,7 +139,6 @@ async def _configured(kubeconfig: Path | None) -> client.Configuration:
     except (config.ConfigException, OSError, yaml.YAMLError, *_NO_KUBECONFIG) as error:
         where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the pod's ServiceAccount"
         raise ConnectError(f"cannot connect by {where}: {error}") from error
-    return configuration
 
 
 class ConnectError(Exception):
@@ -138,6 +148,22 @@ class ConnectError(Exception):
 def in_cluster() -> bool:
     """Whether this process is a pod of a cluster."""
     return bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
+
+
+def _rereading(kubeconfig: Path, every_s: float) -> Callable[[client.Configuration], Awaitable[None]]:
+    """A hook that reads credentials again; the package itself reads a kubeconfig's tokenFile once."""
+    clock = asyncio.get_running_loop().time
+    again_at = clock() + every_s
+
+    async def reread(configuration: client.Configuration) -> None:
+        nonlocal again_at
+        if clock() < again_at:
+            return
+        again_at = clock() + every_s
+        with suppress(ConnectError):  # it is being replaced: what we have is good for a while
+            await _load(kubeconfig, configuration)
+
+    return reread
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:

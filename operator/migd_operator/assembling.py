@@ -103,7 +103,7 @@ class Assembler:
             name=stored.name,
             uid=stored.uid,
             labels=node.labels,
-            annotations={**stored.annotations, **node.foreign} if node.foreign else stored.annotations,
+            annotations={**stored.annotations, **node.others} if node.others else stored.annotations,
             ready=node.ready,
             unschedulable=node.unschedulable,
             agent=agent,

@@ -227,7 +227,7 @@ def _told(node: Stored[Node]) -> object:
     """What of a node is decided on, or written."""
     value = node.value
     return (
-        *(node.uid, node.annotations, node.deleting, value.labels, value.foreign),
+        *(node.uid, node.annotations, node.deleting, value.labels, value.others),
         *(value.ready, value.unschedulable, value.closed),
     )
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import urlencode
 
 from controlplane.certificates import Pair
@@ -16,6 +18,7 @@ from controlplane.certificates import Pair
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
+STRATEGIC: Final = "application/strategic-merge-patch+json"
 _TIMEOUT_S: Final = 30.0
 
 Json = dict[str, Any]
@@ -109,8 +112,8 @@ class Api:
         finally:
             connection.close()
 
-    def watch(self, path: str, seconds: int, **query: str) -> Iterator[Json]:
-        """The events of a watch until the server ends it after so many seconds; close the iterator to leave before."""
+    def watch(self, path: str, seconds: int, **query: str) -> Watching:
+        """The events of a watch until the server ends it after so many seconds; see `Watching`."""
         connection = http.client.HTTPSConnection(
             "127.0.0.1", self._port, context=self._tls, timeout=seconds + _TIMEOUT_S
         )
@@ -119,10 +122,42 @@ class Api:
             connection.request("GET", _with(path, asked), headers=self._headers)
             answer = connection.getresponse()
             assert answer.status == 200, answer.read().decode()
-            while line := answer.readline():
-                yield json.loads(line)
-        finally:
+        except BaseException:
             connection.close()
+            raise
+        return Watching(connection, answer)
+
+
+class Watching:
+    """The events of one watch, as they come. `close` may be called by another thread: the events then end."""
+
+    def __init__(self, connection: http.client.HTTPSConnection, answer: http.client.HTTPResponse) -> None:
+        self._connection = connection
+        self._answer = answer
+        self._closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Json:
+        try:
+            line = self._answer.readline()
+        except (OSError, ValueError, http.client.HTTPException):
+            if not self._closed:
+                raise
+            line = b""
+        if line.endswith(b"\n"):
+            found: Json = json.loads(line)
+            return found
+        self._connection.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        """Leave before the server ends it."""
+        self._closed = True
+        if self._connection.sock is not None:
+            with contextlib.suppress(OSError):  # it has ended already
+                self._connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _with(path: str, query: Mapping[str, str] | None) -> str:

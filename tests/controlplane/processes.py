@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final
 
@@ -41,14 +41,22 @@ class StartError(Exception):
 class Child:
     """One program: started, stopped and started again with the same arguments; its output goes on in one log.
 
-    leashed: it dies with the process that started it.
+    leashed: it dies with the thread that started it. environment: what it sees; None for ours.
     """
 
-    def __init__(self, name: str, command: Sequence[str | Path], log: Path, leashed: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        log: Path,
+        leashed: bool = True,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.log = log
         self._command = [str(word) for word in command]
         self._leashed = leashed
+        self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -74,6 +82,7 @@ class Child:
                 stderr=log,
                 start_new_session=True,
                 cwd=self.log.parent,
+                env=self._environment,
             )
 
     def stop(self) -> None:
@@ -93,6 +102,16 @@ class Child:
         assert self._process is not None, f"{self.name} is not started"
         self._signal(signal.SIGKILL)
         self._process.wait()
+
+    @property
+    def exit_status(self) -> int | None:
+        """How it ended, a signal as a negative number; None while it runs or has not been started."""
+        return None if self._process is None else self._process.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it and all that it started a signal, and do not wait for what becomes of it."""
+        assert self._process is not None, f"{self.name} is not started"
+        self._signal(number)
 
     def wait_until(self, ready: Callable[[], bool], within_s: float) -> None:
         """Look again and again until it is ready; StartError where it ends first or takes too long."""

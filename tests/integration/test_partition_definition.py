@@ -263,7 +263,7 @@ def test_an_agent_lists_and_watches_only_its_own_node(plane: ControlPlane, name:
         plane.admin.patch(f"{PARTITIONS}/{touched}/status", {"status": {"phase": "Idle"}}).object()
     events = plane.admin.watch(PARTITIONS, 10, fieldSelector=f"spec.nodeName={name}", resourceVersion=since)
     first = next(events)
-    events.close()  # type: ignore[attr-defined]  # a generator
+    events.close()
     assert (first["type"], first["object"]["metadata"]["name"]) == ("MODIFIED", mine)
     assert plane.admin.get(PARTITIONS, fieldSelector="status.phase=Idle").code == 400
 

@@ -53,8 +53,8 @@ Change = Callable[[AgentPorts], AgentPorts]
 def run_program(options: Options, host: SimHost | None = None, change: Change = lambda ports: ports) -> int:
     """Run the agent in this process until SIGTERM or SIGINT; its exit code: 0, or 1 after the hardware hung.
 
-    host: a simulated machine in place of this one. change: of the ports before they are used, as a trial that kills this
-    process at one of their calls needs. LockHeldError where another migd works on this machine's GPUs;
+    host: a simulated machine in place of this one. change: of the ports before they are used, as a trial
+    that kills this process at one of their calls needs. LockHeldError where another migd works on this machine's GPUs;
     StateDirError, RecordError, ConnectError, NoNodeError, ListenError.
     """
     set_up(options.me.node)
