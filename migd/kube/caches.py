@@ -136,15 +136,15 @@ class Cache(Generic[T]):
             return ()
         key = key_of(document["metadata"]["name"], document["metadata"].get("namespace", ""))
         known = self._objects.get(key)
-        if known is not None and _number(known.resource_version) > at:
-            return ()  # an answer of ours told more already
+        newest = _number(known.resource_version) if known is not None else -1
+        if newest > at or (newest == at and kind != "DELETED"):
+            return ()  # an answer of ours told this already, or more
         self.unreadable.pop(key, None)
         return self._put(key, None if kind == "DELETED" else self._read(document))
 
-    def noted(self, document: Json) -> tuple[Change[T], ...]:
+    def noted(self, found: Stored[T]) -> tuple[Change[T], ...]:
         """Take the answer to a write of ours, unless the watch has told of later things already."""
-        found = self._read(document)
-        if found is None or _number(found.resource_version) <= self._heard:
+        if _number(found.resource_version) <= self._heard:
             return ()
         known = self._objects.get(found.key)
         if known is not None and _number(known.resource_version) >= _number(found.resource_version):

@@ -16,9 +16,9 @@ from migd.kube.errors import ConflictError, Json, KubeError, MissingError, Stale
 from migd.kube.events import Count, Note, Recorder
 from migd.kube.events import path as events_path
 from migd.kube.following import TIMING, Follower, Timing
-from migd.kube.leases import LEASES, Claim, Expiry, Held, HeldBy, claimed, released
+from migd.kube.leases import LEASES, Claim, Expiry, Held, HeldBy, Lease, claimed, released
 from migd.kube.nodes import NODES, Node, NodeChange, operations, without_annotation
-from migd.kube.ownership import NOTHING_APPLIED, wanted
+from migd.kube.ownership import NOTHING_APPLIED, Digest, wanted
 from migd.kube.ports import Cluster
 from migd.kube.stored import EVERYWHERE, OURS, Interner, Kind, Stored, Where
 from migd.kube.transport import Throttle, Transport, Verbs
@@ -26,6 +26,8 @@ from migd.kube.transport import Throttle, Transport, Verbs
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _LISTS_MAX: Final = 3
+_SAID_MAX: Final = 64
+"""So many bodies of applies are remembered: all of a node's GPUs. Of a fleet's it would be too much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class ApiCluster(Cluster):
         self._dice = dice or random.Random()  # noqa: S311  jitter only
         self._same = Interner()
         self._expiry = Expiry()
+        self._held: dict[str, Stored[Lease]] = {}  # as they were when last claimed: a renewal needs no look before it
+        self._said: dict[tuple[str, str, str], tuple[Json, Digest]] = {}
         self._followers: list[Follower[Any]] = []
         self._group = asyncio.TaskGroup()
         self._tasks: list[asyncio.Task[None]] = []
@@ -133,7 +137,7 @@ class ApiCluster(Cluster):
         assert not kind.namespaced, "our objects have no namespace"
         metadata: Json = {**body.get("metadata", {}), "name": name}
         document = {**body, "apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
-        due = wanted(document, kind.list_maps)
+        due = self._wanted(kind, document, subresource)
         if seen is not None:
             if seen.applied.get(subresource, NOTHING_APPLIED) == due:
                 return seen
@@ -176,7 +180,8 @@ class ApiCluster(Cluster):
         loop = asyncio.get_running_loop()
         asked_s = loop.time()  # what we hold is counted from before the request: the safe side
         path = LEASES.path(claim.name, claim.namespace)
-        seen = await self.get(LEASES, claim.name, claim.namespace)
+        renewed = self._held.pop(path, None)
+        seen = renewed or await self.get(LEASES, claim.name, claim.namespace)
         free = seen is None or self._expiry.expired(path, seen.value, loop.time())
         document = claimed(claim, seen, free, self._wall_clock())
         if document is None:
@@ -187,9 +192,11 @@ class ApiCluster(Cluster):
                 answer = await self._verbs.create(LEASES.path(namespace=claim.namespace), document)
             else:
                 answer = await self._verbs.replace(path, document)
-        except ConflictError:  # somebody was faster; who, the next claim tells
+        except (ConflictError, MissingError):  # somebody was faster; who, the next claim tells
+            if renewed is not None:
+                return await self.claim(claim)
             return HeldBy("", loop.time())
-        self._noted(LEASES, answer)
+        self._held[path] = self._noted(LEASES, answer)
         return Held(asked_s + claim.duration_s)
 
     async def release(self, claim: Claim) -> None:
@@ -219,15 +226,29 @@ class ApiCluster(Cluster):
             return False
         return True
 
+    def _wanted(self, kind: Kind[Any], document: Json, subresource: str) -> Digest:
+        """As `wanted`; what is said of the same object again and again is not digested each time."""
+        key = (kind.plural, document["metadata"]["name"], subresource)
+        known = self._said.get(key)
+        if known is not None and known[0] == document:
+            return known[1]
+        if len(self._said) >= _SAID_MAX:
+            self._said.clear()
+        due = wanted(document, kind.list_maps)
+        kept = {**document, "metadata": {**document["metadata"]}}
+        self._said[key] = (kept, due)
+        return due
+
     def _reader(self, kind: Kind[T]) -> Reader[T]:
         return Reader(kind, self._manager, self._same)
 
     def _noted(self, kind: Kind[T], answer: Json) -> Stored[T]:
         """The answer to a write of ours, told to the caches of that kind before their watch tells them."""
+        stored = self._read(kind, answer)
         for follower in self._followers:
             if follower.cache.kind is kind:
-                follower.noted(answer)
-        return self._read(kind, answer)
+                follower.noted(stored)
+        return stored
 
     def _read(self, kind: Kind[T], document: Json) -> Stored[T]:
         try:

@@ -77,14 +77,13 @@ class Follower(Generic[T]):
         """Returns once the first list is complete."""
         await self._synced.wait()
 
-    def noted(self, document: Json) -> None:
+    def noted(self, found: Stored[T]) -> None:
         """Take the answer to a write of ours, before the watch tells of it, where it is one of ours to follow."""
-        name, namespace = document["metadata"]["name"], document["metadata"].get("namespace", "")
-        if self._where.namespace not in ("", namespace):
+        if self._where.namespace not in ("", found.namespace):
             return
-        if self._where.query and self.cache.get(name, namespace) is None:
+        if self._where.query and self.cache.get(found.name, found.namespace) is None:
             return  # only the API server can tell whether a selector takes it
-        self._tell(self.cache.noted(document))
+        self._tell(self.cache.noted(found))
 
     async def run(self) -> None:
         """Follow until cancelled. What fails is logged and tried again, with waits that grow to a bound."""

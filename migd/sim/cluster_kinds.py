@@ -102,14 +102,14 @@ KINDS: Final = (
         list_maps={("status", "conditions"): ("type",)},
         check=_plan,
     ),
-    SimKind("v1", "Node", "nodes", status=True, list_maps={("status", "conditions"): ("type",)}),
+    SimKind("v1", "Node", "nodes", status=True, owned=False, list_maps={("status", "conditions"): ("type",)}),
     SimKind("v1", "Pod", "pods", namespaced=True, status=True, owned=False),
     SimKind("apps/v1", "DaemonSet", "daemonsets", namespaced=True, status=True, generation=True, owned=False),
     SimKind("apps/v1", "ReplicaSet", "replicasets", namespaced=True, status=True, generation=True, owned=False),
     SimKind("batch/v1", "Job", "jobs", namespaced=True, status=True, generation=True, owned=False),
-    SimKind("coordination.k8s.io/v1", "Lease", "leases", namespaced=True),
+    SimKind("coordination.k8s.io/v1", "Lease", "leases", namespaced=True, owned=False),
     SimKind("resource.k8s.io/v1", "ResourceSlice", "resourceslices"),
-    SimKind("events.k8s.io/v1", "Event", "events", namespaced=True, check=_event),
+    SimKind("events.k8s.io/v1", "Event", "events", namespaced=True, owned=False, check=_event),
 )
 
 

@@ -342,7 +342,7 @@ class Store:
     def _put(self, target: Target, entry: Entry | None, document: Json, owners: Owners) -> Outcome:
         """Keep a document; nothing happens where it and its owners are as before."""
         kind = target.kind
-        document = {**document, "metadata": {**document["metadata"]}}
+        document = {**document, "metadata": _without_empty(document["metadata"])}
         if kind.defaults:
             document = filled_in(kind, copied(document))
         wrong = kind.check(document, entry.document if entry else None)
@@ -376,6 +376,11 @@ class Store:
     def _next(self) -> str:
         self.version += 1
         return str(self.version)
+
+
+def _without_empty(metadata: Json) -> Json:
+    """Metadata without maps and lists that are empty: nothing of them is kept, and nothing is sent."""
+    return {key: value for key, value in metadata.items() if value not in ({}, [])}
 
 
 def _owners(target: Target, before: Json, owners: Owners, after: Json, manager: str) -> Owners:

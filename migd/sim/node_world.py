@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -146,12 +146,13 @@ class SimulatedCluster:
 
     # ---- acting
 
-    def start(self) -> None:
-        """Machines on: kubelets register, DaemonSets roll out."""
+    def start(self, without: Collection[str] = ()) -> None:
+        """Machines on: kubelets register, DaemonSets roll out. without: nodes that join later, by `power_on`."""
         for document in stack([node.spec for node in self.nodes]):
             self.admin.create("daemonsets", document)
         for node in self.nodes:
-            node.kubelet.begin()
+            if node.name not in without:
+                node.kubelet.begin()
 
     def stop(self) -> None:
         """Nobody acts any more."""
@@ -250,12 +251,11 @@ class SimulatedCluster:
         await self.until(holds, within_s)
 
     async def settled(self, within_s: float = 120.0) -> None:
-        """Wait until every node tells of what its device plugin offers."""
+        """Wait until every node that is up tells of what its device plugin offers."""
 
         def holds() -> bool:
-            return all(
-                any(self.allocatable(node.name).values()) for node in self.nodes if STYLES[node.spec.style].plugin
-            )
+            there = [node for node in self.nodes if node.kubelet.up and STYLES[node.spec.style].plugin]
+            return all(any(self.allocatable(node.name).values()) for node in there)
 
         await self.until(holds, within_s)
 

@@ -102,6 +102,22 @@ def test_a_node_is_closed_and_opened_by_one_request_each_and_nothing_foreign_cha
     side.run(test)
 
 
+def test_a_node_without_anything_else_on_it_is_closed_again_and_again(side: Side):
+    async def test(world: World) -> None:
+        name = world.name("node")
+        await world.admin.create(NODES_AT, node(name))
+        async with world.cluster(ME) as cluster:
+            for _ in range(2):
+                closed = await changed(cluster, name, NodeChange(annotations={"migd.dev/owed": "x"}, closed=True))
+                assert closed.value.closed
+                opened = await changed(cluster, name, NodeChange(annotations={"migd.dev/owed": None}, closed=False))
+                assert not opened.value.closed
+        document = await world.admin.get(f"{NODES_AT}/{name}")
+        assert "annotations" not in document["metadata"]
+
+    side.run(test)
+
+
 def test_a_key_that_somebody_changed_since_is_a_conflict_and_nothing_of_the_request_is_done(side: Side):
     async def test(world: World) -> None:
         name = world.name("node")

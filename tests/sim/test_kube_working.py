@@ -255,3 +255,29 @@ def test_two_who_want_one_lease_never_have_it_at_once_whatever_goes_wrong():
 
     for seed in range(20):
         run_virtually(main(seed))
+
+
+def test_a_lease_that_is_ours_is_renewed_by_one_request_and_looked_at_only_where_that_is_refused():
+    async def main():
+        server = SimCluster()
+        async with ApiCluster(server.transport("a"), Identity("a", "a", "a"), server.now) as cluster:
+            claim = Claim("l", "ns", "a", 15)
+            for _ in range(3):
+                assert isinstance(await cluster.claim(claim), Held)
+            path, merge = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/l", "application/merge-patch+json"
+            server.answer("admin", "PATCH", path, {}, {"metadata": {"annotations": {"x": "y"}}}, merge)
+            assert isinstance(await cluster.claim(claim), Held)
+            server.answer("admin", "DELETE", path, {}, None, "")
+            assert isinstance(await cluster.claim(claim), Held)
+            theirs = {"spec": {"holderIdentity": "b", "renewTime": "2026-01-01T00:00:09.000000Z"}}
+            server.answer("admin", "PATCH", path, {}, theirs, merge)
+            assert isinstance(await cluster.claim(claim), HeldBy)
+        return [(r.verb, r.code) for r in server.requests if r.user == "a"]
+
+    looked, renewed = ("get", 200), ("update", 200)
+    assert run_virtually(main()) == [
+        *[("get", 404), ("create", 201), renewed, renewed],
+        *[("update", 409), looked, renewed],
+        *[("update", 404), ("get", 404), ("create", 201)],
+        *[("update", 409), looked],
+    ]

@@ -69,12 +69,12 @@ def test_an_event_of_what_is_known_already_is_no_change():
 def test_an_answer_of_ours_counts_until_the_watch_knows_better():
     found = cache()
     listed(found, [thing("a", 3)], "5")
-    assert words(found.noted(thing("a", 8, "ours"))) == ["~a"]
+    assert words(found.noted(found.read(thing("a", 8, "ours")))) == ["~a"]
     assert found.event("MODIFIED", thing("a", 7, "older")) == ()
     assert found.get("a").value == "ours"
     assert found.event("MODIFIED", thing("a", 8, "ours")) == ()
     assert words(found.event("MODIFIED", thing("a", 9, "newer"))) == ["~a"]
-    assert found.noted(thing("a", 8, "ours")) == ()
+    assert found.noted(found.read(thing("a", 8, "ours"))) == ()
     assert found.get("a").value == "newer"
 
 
@@ -82,15 +82,15 @@ def test_an_answer_does_not_bring_back_what_the_watch_saw_go():
     found = cache()
     listed(found, [thing("a", 3)], "5")
     found.event("DELETED", thing("a", 9))
-    assert found.noted(thing("a", 8)) == ()
+    assert found.noted(found.read(thing("a", 8))) == ()
     assert found.get("a") is None
 
 
 def test_a_list_that_began_before_our_write_does_not_undo_it():
     found = cache()
     listed(found, [thing("a", 3)], "5")
-    found.noted(thing("a", 8, "ours"))
-    found.noted(thing("b", 9, "ours"))
+    found.noted(found.read(thing("a", 8, "ours")))
+    found.noted(found.read(thing("b", 9, "ours")))
     assert listed(found, [thing("a", 3)], "7") == ()
     assert (found.get("a").value, found.get("b").value) == ("ours", "ours")
     assert words(listed(found, [thing("a", 8, "ours")], "10")) == ["-b"]
@@ -145,7 +145,7 @@ def test_whatever_is_missed_the_next_list_makes_it_good(steps, data):
             truth.pop(name, None)
         how = data.draw(st.sampled_from(["heard", "noted", "missed"]))
         if how == "noted" and name in truth:
-            take(found.noted(truth[name]))
+            take(found.noted(found.read(truth[name])))
         elif how == "heard" and heard_all:
             take(found.event("MODIFIED" if name in truth else "DELETED", truth.get(name) or thing(name, version)))
         else:

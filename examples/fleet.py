@@ -1,0 +1,431 @@
+"""A whole simulated cluster with migd on it, in one process and in virtual time: hours take seconds.
+
+    async def story():
+        async with Fleet([NodeSpec("node-a", "2xa100-80gb")]) as fleet:
+            fleet.apply(plan("small", {"profile": "1g.10gb", "count": 7}))
+            await fleet.ready("small")
+            print(fleet.cluster.allocatable("node-a"))
+
+    run_virtually(story())
+
+Simulated are the API server, NVIDIA's stack, kubelets, scheduler, pods and GPUs (`migd.sim`); operator and agents are
+the real ones, each a process of its own: it can be killed at any moment, and of what it knows only its record is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final, NoReturn, Self, TypeVar
+
+from migd.agent.node.looking import AgentPorts
+from migd.agent.node.looping import HungAgentError
+from migd.agent.node.running import Identified, NoNodeError, api_cluster, run_agent
+from migd.agent.node.simulated import simulated_agent_ports
+from migd.agent.records import Record
+from migd.agent.store import decode, encode
+from migd.kube.cluster import ApiCluster, Identity
+from migd.kube.errors import Json
+from migd.kube.transport import Answer, Query, Transport
+from migd.kubelet.ports import KubeletError, PodDevices
+from migd.plans.partitions import Partition, partition_of
+from migd.sim.cluster import SimCluster
+from migd.sim.cluster_faults import Faults
+from migd.sim.errors import SimulatedCrash
+from migd.sim.node_kubelet import Kubelet, KubeletDownError
+from migd.sim.node_plugin import device_of
+from migd.sim.node_world import NodeSpec, SimNode, SimulatedCluster
+from migd_operator.reconciling import NAMESPACE, Operator, Setup
+
+T = TypeVar("T")
+OPERATOR: Final = "migd-operator"
+AGENT: Final = "migd-agent"
+RESTART_S: Final = (1.0, 4.0)
+"""How long it takes until a process that ended is started again."""
+_PID: Final = 900_000
+
+Strikes = Callable[[str, str], bool]
+"""Whether a process dies here. Told: its name, as "migd-agent node-a", and where it is, as "after PATCH /api/…"."""
+Refit = Callable[[SimNode, AgentPorts], AgentPorts]
+"""Changes what an agent is given of the world, such as to watch what it does there."""
+
+
+def plan(name: str, *instances: Mapping[str, Any], **spec: Any) -> Json:
+    """A GPUPartitionPlan for all GPUs of all nodes; what else is given goes into its spec."""
+    rules = [{"gpus": {"all": True}, "instances": [dict(one) for one in instances]}]
+    return {
+        "apiVersion": "migd.dev/v1alpha1",
+        "kind": "GPUPartitionPlan",
+        "metadata": {"name": name},
+        "spec": {"nodeSelector": {}, "rules": rules, **spec},
+    }
+
+
+class Fleet(AbstractAsyncContextManager["Fleet"]):
+    """Nodes, an operator, and an agent on each node; enter it inside a virtual loop.
+
+    cluster: all that is not migd, see `SimulatedCluster`. strikes: where processes of migd die by themselves; they are
+    started again, as their pods would be. refit: see `Refit`. without: nodes that join later, by `cluster.power_on`.
+    A bug in a program ends the story at the next wait.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeSpec],
+        seed: int = 0,
+        faults: Faults | None = None,
+        strikes: Strikes = lambda _who, _where: False,
+        refit: Refit = lambda _node, ports: ports,
+        without: Collection[str] = (),
+        **more: Any,
+    ) -> None:
+        self.seed = seed
+        self.refit = refit
+        self._without = frozenset(without)
+        self.cluster = SimulatedCluster(seed, nodes, faults, **more)
+        self.strikes = strikes
+        self._agents = {node.name: Program(f"{AGENT} {node.name}", self, _Agent(self, node).run) for node in self.nodes}
+        self._operators = [Program(OPERATOR, self, self._operate)]
+        self._identities = 0
+        self.cluster.on_power(self._powered)
+
+    @property
+    def nodes(self) -> tuple[SimNode, ...]:
+        """All nodes."""
+        return self.cluster.nodes
+
+    async def __aenter__(self) -> Self:
+        self.cluster.start(self._without)
+        await self.cluster.settled()
+        self.operator.start()
+        for name, agent in self._agents.items():
+            if name not in self._without:
+                agent.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await asyncio.gather(*(one.end() for one in (*self._agents.values(), *self._operators)))
+        self.cluster.stop()
+        if kind is None:
+            self.check()
+
+    # ---- programs of migd
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """The operators, and the agents by node."""
+        return (*self._operators, *self._agents.values())
+
+    def agent(self, node: str) -> Program:
+        """The agent of a node: `kill`, `start`, `end`."""
+        return self._agents[node]
+
+    @property
+    def operator(self) -> Program:
+        """The operator: `kill`, `start`, `end`."""
+        return self._operators[0]
+
+    def another_operator(self) -> Program:
+        """One more operator, as during a rolling update; it is not started yet."""
+        self._operators.append(Program(f"{OPERATOR} {len(self._operators) + 1}", self, self._operate))
+        return self._operators[-1]
+
+    async def _operate(self, life: Life) -> None:
+        self._identities += 1
+        identity = f"{OPERATOR}-{self._identities}"
+        life.line.call_itself(identity)
+        known = Identity(OPERATOR, "migd.dev/operator", identity)
+        async with ApiCluster(life.line, known, self.cluster.cluster.now, dice=life.dice) as cluster:
+            await Operator(cluster, Setup(identity), self.cluster.cluster.now).run()
+
+    def _powered(self, name: str, on: bool) -> None:
+        agent = self._agents[name]
+        if on:
+            self.cluster.stage.later(3.0, agent.start)
+        else:
+            agent.kill(again=False)
+
+    # ---- what is said and wished
+
+    def apply(self, document: Json) -> Json:
+        """As `kubectl apply`; ValueError where it is refused."""
+        return self.cluster.apply(document)
+
+    def edit(self, name: str, **spec: Any) -> None:
+        """Change fields of a plan's spec; None removes one."""
+        self.cluster.admin.merge("gpupartitionplans", name, {"spec": spec})
+
+    def plan(self, name: str) -> Json:
+        """A plan as the API server has it; {} where there is none."""
+        return self.cluster.get("gpupartitionplans", name) or {}
+
+    def condition(self, name: str, kind: str) -> tuple[str, str, str]:
+        """Status, reason and message of a plan's condition, as of its present spec; ("", "", "") where it has none."""
+        found = self.plan(name)
+        for one in (found.get("status") or {}).get("conditions") or ():
+            if one["type"] == kind and one.get("observedGeneration") == found["metadata"]["generation"]:
+                return one["status"], one["reason"], one.get("message", "")
+        return "", "", ""
+
+    def partitions(self, node: str = "") -> tuple[Partition, ...]:
+        """What is said of each GPU, or of each of one node, by node and index."""
+        found = (partition_of(document) for document in self.cluster.all("gpupartitions"))
+        mine = (one for one in found if node in ("", one.spec.node_name))
+        return tuple(
+            sorted(mine, key=lambda one: (one.spec.node_name, one.status.board.index if one.status.board else 0))
+        )
+
+    # ---- waiting
+
+    async def until(self, holds: Callable[[], object], within_s: float = 600.0) -> None:
+        """Wait until something holds; OverdueError where it does not in time, or what a program failed on."""
+
+        def looked() -> object:
+            self.check()
+            return holds()
+
+        await self.cluster.until(looked, within_s)
+
+    async def ready(self, name: str, within_s: float = 1800.0) -> None:
+        """Wait until a plan is Ready."""
+        await self.until(lambda: self.condition(name, "Ready")[0] == "True", within_s)
+
+    def check(self) -> None:
+        """Raise what a program of migd, or an actor of the cluster, failed on."""
+        for one in self.programs:
+            if one.failed is not None:
+                raise one.failed
+        self.cluster.stage.check()
+
+
+class Program:
+    """A program of ours, as a container: it is started again when it ends, unless somebody ended it for good.
+
+    failed: the bug that it died of, if any. lives: how often it was started.
+    """
+
+    def __init__(self, name: str, fleet: Fleet, main: Callable[[Life], Coroutine[Any, Any, None]]) -> None:
+        self.name = name
+        self.failed: BaseException | None = None
+        self.lives = 0
+        self.life: Life | None = None
+        self._fleet = fleet
+        self._main = main
+        self._wanted = 0  # a start that was put off counts only while this is the same
+        self._dice = random.Random(f"{fleet.seed} {name}")  # noqa: S311
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs now."""
+        return self.life is not None
+
+    def start(self) -> None:
+        """Start it; nothing where it runs."""
+        if self.life is not None:
+            return
+        self._wanted += 1
+        self.lives += 1
+        life = Life(self, self._fleet, self.lives)
+        self.life = life
+        self._fleet.cluster.stage.say(self.name, "starts")
+        life.task = asyncio.ensure_future(self._live(life))
+
+    def kill(self, again: bool = True) -> None:
+        """SIGKILL. again: it is started again a little later."""
+        self._wanted += 1
+        if self.life is not None:
+            self._fleet.cluster.stage.say(self.name, "is killed")
+            life, self.life = self.life, None
+            life.kill()
+        if again:
+            self._again()
+
+    async def end(self) -> None:
+        """SIGTERM, and wait for its end."""
+        self._wanted += 1
+        life, self.life = self.life, None
+        if life is not None and life.task is not None:
+            life.stop.set()
+            if life.name.startswith(OPERATOR):
+                life.task.cancel()
+            await asyncio.wait([life.task], timeout=300.0)
+            life.kill()
+
+    def _again(self) -> None:
+        wanted = self._wanted
+        seconds = self._dice.uniform(*RESTART_S)
+        self._fleet.cluster.stage.later(seconds, lambda: self.start() if self._wanted == wanted else None)
+
+    async def _live(self, life: Life) -> None:
+        why = "ends"
+        try:
+            await self._main(life)
+        except (HungAgentError, NoNodeError, asyncio.CancelledError) as error:
+            why = f"ends: {error}" if str(error) else why
+        except BaseException as error:
+            self.failed = error
+            why = f"fails: {error!r}"
+        if self.life is life:  # by itself
+            self.life = None
+            self._fleet.cluster.stage.say(self.name, why)
+            self._again()
+
+
+class Life:
+    """One process of a program. After its death nothing of it is heard any more, and it hears nothing."""
+
+    def __init__(self, program: Program, fleet: Fleet, number: int) -> None:
+        self.name, self.number = program.name, number
+        self.stop = asyncio.Event()
+        self.dice = random.Random(f"{fleet.seed} {program.name} {number}")  # noqa: S311
+        self.line = _Line(fleet.cluster.cluster, program.name, self)
+        self.task: asyncio.Task[None] | None = None
+        self.at_death: Callable[[], None] = lambda: None
+        self._program = program
+        self._fleet = fleet
+        self._dead = False
+
+    def kill(self) -> None:
+        """It is over, wherever it is."""
+        if not self._dead:
+            self._dead = True
+            self.at_death()
+            if self.task is not None:
+                self.task.cancel()
+
+    def passes(self, where: str) -> None:
+        """It is at a point where it may die, or has died."""
+        if not self._dead and self._fleet.strikes(self.name, where):
+            self.dies()
+        if self._dead:
+            raise asyncio.CancelledError
+
+    def dies(self) -> NoReturn:
+        """It dies by itself, here."""
+        if not self._dead:
+            self._program.kill()
+        raise asyncio.CancelledError
+
+
+class _Line(Transport):
+    """A process's connection to the API server. Its user is the program, or the name that a process has of its own."""
+
+    def __init__(self, server: SimCluster, user: str, life: Life) -> None:
+        self._server = server
+        self._life = life
+        self.call_itself(user)
+
+    def call_itself(self, user: str) -> None:
+        """Be this user from now on."""
+        self._transport = self._server.transport(user)
+
+    async def request(self, method: str, path: str, query: Query, body: Any, content_type: str) -> Answer:
+        """See `Transport`."""
+        where = f"{method} {path}"
+        self._life.passes(f"before {where}")
+        answer: Answer = await self._transport.request(method, path, query, body, content_type)
+        self._life.passes(f"after {where}")
+        return answer
+
+    @asynccontextmanager
+    async def watch(self, path: str, query: Query) -> AsyncIterator[AsyncIterator[Json]]:
+        """See `Transport`."""
+        async with self._transport.watch(path, query) as events:
+            yield events
+
+
+class _Agent:
+    """What stays of a node's agent over its lives: the record, and the machine it runs on."""
+
+    def __init__(self, fleet: Fleet, node: SimNode) -> None:
+        self._fleet = fleet
+        self._node = node
+        self._store = _Store()
+        self._pid = _PID
+
+    async def run(self, life: Life) -> None:
+        """One life."""
+        host, now, name = self._node.host, self._fleet.cluster.cluster.now, self._node.name
+        self._pid += 1
+        pid = self._pid
+        life.at_death = lambda: host.close_sessions(pid)
+        holder = f"{AGENT}-{name}"
+        async with api_cluster(life.line, holder, now, life.dice) as cluster:
+            ports = simulated_agent_ports(
+                *(host, _Resources(self._node.kubelet), self._store, cluster, now),
+                off_loop=_Blocking(life),
+                signals=_Signals(self._node.kubelet, life),
+                pid=pid,
+            )
+            try:
+                ports = self._fleet.refit(self._node, ports)
+                await run_agent(ports, Identified(name, NAMESPACE, holder), life.stop, dice=life.dice)
+            finally:
+                life.at_death()
+
+
+class _Blocking:
+    """What blocks, done in place; where the machine says that the process dies in it, it does."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+
+    async def __call__(self, work: Callable[[], T]) -> T:
+        await asyncio.sleep(0)
+        self._life.passes("before a call")
+        try:
+            answer = work()
+        except SimulatedCrash:
+            self._life.dies()
+        self._life.passes("after a call")
+        return answer
+
+
+class _Store:
+    """The record, as the text a file would hold."""
+
+    def __init__(self) -> None:
+        self._text: str | None = None
+
+    def load(self) -> Record | None:
+        """See `Store`."""
+        return None if self._text is None else decode(self._text)
+
+    def save(self, record: Record) -> None:
+        """See `Store`."""
+        self._text = encode(record)
+
+
+class _Resources:
+    """The kubelet's pod-resources."""
+
+    def __init__(self, kubelet: Kubelet) -> None:
+        self._kubelet = kubelet
+
+    async def held(self) -> tuple[PodDevices, ...]:
+        """See `PodResources`."""
+        await asyncio.sleep(0)
+        try:
+            found = self._kubelet.pod_resources()
+        except KubeletDownError as error:
+            raise KubeletError(str(error)) from error
+        return tuple(
+            sorted(
+                PodDevices(one.namespace, one.pod, one.resource, tuple(sorted({device_of(i) for i in one.device_ids})))
+                for one in found
+            )
+        )
+
+
+class _Signals:
+    """SIGHUP to the programs in pods."""
+
+    def __init__(self, kubelet: Kubelet, life: Life) -> None:
+        self._kubelet = kubelet
+        self._life = life
+
+    def hang_up(self, pod_uids: Collection[str]) -> int:
+        """See `Signals`."""
+        return sum(self._kubelet.hang_up(uid) for uid in sorted(pod_uids))

@@ -1,0 +1,323 @@
+"""What must hold all the time, looked at whenever something changes; what is wrong is kept as sentences."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from fleet import NAMESPACE, Fleet
+
+from migd.agent.node.looking import AgentPorts
+from migd.agent.ports import Gpus, Reset
+from migd.kube.nodes import TAINT
+from migd.kube.owed import OWED, PAUSED
+from migd.mig.operations import Operation
+from migd.mig.transition import Refusal, transition
+from migd.mig.observed import SeenGpu
+from migd.plans.partitions import Desired, Partition, partition_of
+from migd.plans.plan import GpuSelector, Rule
+from migd.plans.wishes import Wish, resolve
+from migd.sim.cluster import SimRequest
+from migd.sim.cluster_kinds import SimKind
+from migd.sim.cluster_store import Happened
+from migd.sim.node_documents import node_of, wants_of
+from migd.sim.node_world import SimNode
+from whole.truth import GpuTruth, truth
+
+SETTLED_S: Final = 5.0
+"""A pod that was bound so soon after the taint must not die of a pause."""
+OLD_S: Final = 15.0
+"""Who has been on an instance for so long must be known to who closes a node."""
+_WRITABLE: Final = ("nvidia.com/gpu.deploy.", "nvidia.com/mig.config.state")
+
+
+@dataclass
+class Closed:
+    """A node that is closed by us. turn: for which. since_s: by the loop's clock. at_once: after a reboot."""
+
+    turn: str
+    since_s: float
+
+
+@dataclass
+class Watching:
+    """Watches one story. wrong: what should never have been. reached: what was met, for coverage."""
+
+    wrong: list[str] = field(default_factory=list)
+    reached: set[str] = field(default_factory=set)
+    closed: dict[str, Closed] = field(default_factory=dict)
+    done: dict[str, set[str]] = field(default_factory=dict)  # node -> turns that it ended well
+    disturbed_s: dict[str, float] = field(default_factory=dict)  # node -> when its kubelet, plugin or power last went
+    _held_since: dict[tuple[str, int], float] = field(default_factory=dict)
+    _bound_s: dict[str, float] = field(default_factory=dict)
+    _user: str = ""
+    _foreign: dict[str, str] = field(default_factory=dict)
+
+    def begin(self, fleet: Fleet) -> None:
+        """From now on."""
+        self.fleet = fleet
+        self.cluster = fleet.cluster
+        self.cluster.cluster.listen(self._happened)
+
+    def now_s(self) -> float:
+        return self.cluster.stage.now_s()
+
+    def says(self, what: str) -> None:
+        """Something is wrong."""
+        self.wrong.append(f"{self.now_s():.3f} {what}")
+        self.cluster.stage.say("WRONG", what)
+
+    # ---- requests
+
+    def policy(self, request: SimRequest) -> str:
+        """Nobody is refused; who writes is remembered until the write is heard of."""
+        self._user = request.user
+        if request.writes and request.user.startswith("migd-operator") and request.resource not in ("leases", "events"):
+            lease = self.cluster.get("leases", "migd-operator", NAMESPACE)
+            holder = ((lease or {}).get("spec") or {}).get("holderIdentity", "")
+            if holder != request.user:
+                self.says(f"{request.user} writes {request.resource} {request.name} while {holder or 'nobody'} leads")
+        if request.writes and request.user.startswith("migd-agent") and request.resource == "nodes":
+            self._agent_writes(request)
+        return ""
+
+    def _agent_writes(self, request: SimRequest) -> None:
+        if request.user != f"migd-agent {request.name}":
+            self.says(f"{request.user} writes node {request.name}")
+        for step in request.body if isinstance(request.body, list) else ():
+            if step["op"] == "test":
+                continue
+            key = step["path"].rpartition("/")[2].replace("~1", "/")
+            ours = key.startswith("migd.dev/") or any(key.startswith(name) for name in _WRITABLE)
+            if not ours and key not in ("labels", "annotations", "taints", "-"):
+                self.says(f"{request.user} writes {step['path']}")
+
+    # ---- changes
+
+    def _happened(self, kind: SimKind, happened: Happened) -> None:
+        match kind.plural:
+            case "nodes":
+                self._node(happened)
+            case "pods":
+                self._pod(happened)
+            case "gpupartitions":
+                self._partition(happened)
+            case "gpupartitionplans":
+                for one in (happened.after.document.get("status") or {}).get("conditions") or ():
+                    self.reached.add(f"plan {one['type']} {one['status']} {one['reason']}")
+
+    def _node(self, happened: Happened) -> None:
+        name = happened.after.document["metadata"]["name"]
+        before = _foreign(happened.before.document) if happened.before is not None else None
+        if before is not None and self._user.startswith("migd-") and not happened.deleted:
+            after = _foreign(happened.after.document)
+            if before != after:
+                self.says(f"{self._user} changed foreign keys of {name}: {before} to {after}")
+        is_closed = not happened.deleted and _tainted(happened.after.document)
+        if is_closed and name not in self.closed:
+            self._closes(name, happened.after.document)
+        elif not is_closed and name in self.closed:
+            was = self.closed.pop(name)
+            if not happened.deleted and self._user.startswith("migd-agent"):
+                self.reached.add("opened")
+            if self.now_s() - was.since_s > 900 and self._user.startswith("migd-agent"):
+                self.says(f"{name} was closed for {self.now_s() - was.since_s:.0f} s")
+
+    def _closes(self, name: str, document: dict[str, Any]) -> None:
+        owed = document["metadata"].get("annotations", {}).get(OWED)
+        if owed is None:
+            self.says(f"{name} is closed and nothing is owed")
+            return
+        turn = str(json.loads(owed)["turn"])
+        self.closed[name] = Closed(turn, self.now_s())
+        self.reached.add("closed")
+        if self.now_s() - self.disturbed_s.get(f"power {name}", -1e9) < 600:
+            return  # after a reboot a node is closed at once
+        rolling = [n for n, c in self.closed.items() if c.turn not in self.done.get(n, ()) and c.turn]
+        if turn and len(rolling) > self._limit():
+            self.says(f"{', '.join(sorted(rolling))} are closed at once, and {self._limit()} may be")
+        self._must_be_idle(name, turn)
+
+    def _limit(self) -> int:
+        """How many nodes may be closed at once: the largest that any plan allows."""
+        most = [1]
+        for one in self.cluster.all("gpupartitionplans"):
+            said = (one["spec"].get("rollout") or {}).get("maxUnavailable", 1)
+            most.append(said if isinstance(said, int) else max(1, len(self.fleet.nodes) * int(said[:-1]) // 100))
+        return max(most)
+
+    def _must_be_idle(self, name: str, turn: str) -> None:
+        there = truth(self.cluster.node(name))
+        for one in self.fleet.partitions(name):
+            gpu = next((g for uuid, g in there.items() if uuid.lower() == one.name), None)
+            if gpu is None or one.spec.desired is None or one.spec.assignment is None or one.spec.assignment.id != turn:
+                continue
+            why = self._in_the_way(gpu, one)
+            if why:
+                self.says(f"{name} is closed though GPU {gpu.index} is not idle: {why}")
+
+    def _in_the_way(self, gpu: GpuTruth, one: Partition) -> str:
+        """Who has long been on what would have to go for this wish; "" for nobody."""
+        seen = one.gpu
+        assert one.spec.desired is not None
+        if seen is None or seen.board is None or gpu.lost:
+            return ""
+        old = {t.instance: t.held for t in gpu.there if t.held and self._long_held(gpu.uuid, t.serial)}
+        wish = resolve(rule_of(one.spec.desired), seen)
+        if not isinstance(wish, Wish):
+            return ""
+        if not wish.mig:
+            return ", ".join(who for held in old.values() for who in held)
+        found = transition(seen.board, gpu.layout.instances, frozenset(old), wish.counts)
+        if isinstance(found, Refusal) and found.reason == "InUse":
+            return ", ".join(f"{i} by {old[i]}" for i in found.blocked_by)
+        return ""
+
+    def _long_held(self, uuid: str, serial: int) -> bool:
+        return self.now_s() - self._held_since.get((uuid, serial), self.now_s()) >= OLD_S
+
+    def _pod(self, happened: Happened) -> None:
+        document = happened.after.document
+        node, uid = node_of(document), document["metadata"]["uid"]
+        if not node:
+            return
+        self._held(self.cluster.node(node))
+        if uid not in self._bound_s:
+            self._bound_s[uid] = self.now_s()
+        status = document.get("status") or {}
+        asks = any(
+            name.startswith("nvidia.com/") and number
+            for limits in wants_of(document).containers.values()
+            for name, number in limits.items()
+        )
+        failed_before = happened.before is not None and (happened.before.document.get("status") or {}).get("reason")
+        if asks and status.get("reason") == "UnexpectedAdmissionError" and not failed_before:
+            self._died(node, uid, document["metadata"]["name"])
+
+    def _died(self, node: str, uid: str, name: str) -> None:
+        self.reached.add("pod dies")
+        closed = self.closed.get(node)
+        if closed is None or self.now_s() - self.disturbed_s.get(node, -1e9) < 300:
+            return
+        bound_s = self._bound_s[uid]
+        if bound_s <= closed.since_s + SETTLED_S:
+            self.says(f"pod {name} on {node} dies of a pause: bound {bound_s - closed.since_s:.3f} s after the taint")
+
+    def _held(self, node: SimNode) -> None:
+        """Remember since when instances are held."""
+        for gpu in truth(node).values():
+            for one in gpu.there:
+                if one.held:
+                    self._held_since.setdefault((gpu.uuid, one.serial), self.now_s())
+                else:
+                    self._held_since.pop((gpu.uuid, one.serial), None)
+
+    def _partition(self, happened: Happened) -> None:
+        if happened.deleted:
+            return
+        status = happened.after.document.get("status") or {}
+        phase = status.get("phase", "")
+        self.reached.add(f"phase {phase}")
+        for one in status.get("conditions") or ():
+            self.reached.add(f"{one['type']} {one['status']} {one['reason']}")
+        for step in (status.get("lastTransition") or {}).get("steps") or ():
+            self.reached.add(f"step {step['name']}")
+        if phase == "Ready":
+            spec = partition_of(happened.after.document).spec
+            if spec.assignment is not None:
+                self.done.setdefault(spec.node_name, set()).add(spec.assignment.id)
+
+    # ---- hardware
+
+    def refit(self, node: SimNode, ports: AgentPorts) -> AgentPorts:
+        """The ports of an agent, watched."""
+        machine = ports.machine
+        gpus = _WatchedGpus(machine.gpus, node, self)
+        reset = _WatchedReset(machine.reset, node, self)
+        return replace(ports, machine=replace(machine, gpus=gpus, reset=reset))
+
+    def around(self, node: SimNode, what: str, work: Callable[[], None]) -> None:
+        """Something that an agent does to hardware: nobody may lose what he holds by it."""
+        before = {(g.uuid, t.serial): t for g in truth(node).values() for t in g.there}
+        modes = {g.uuid: g.mig for g in truth(node).values()}
+        try:
+            work()
+        finally:
+            after = truth(node)
+            left = {(g.uuid, t.serial): t for g in after.values() for t in g.there}
+            for key, one in before.items():
+                now = left.get(key)
+                if one.held and (now is None or (one.whole and not now.whole)):
+                    self.says(f"{what} on {node.name} takes {one.instance} from {', '.join(one.held)}")
+            changed = [g for g in after.values() if g.mig != modes.get(g.uuid, g.mig)]
+            for gpu in changed:
+                if gpu.held:
+                    self.says(f"{what} on {node.name} changes the mode under {', '.join(gpu.held)}")
+            if (set(before) != set(left) or changed) and node.name not in self.closed:
+                gone = set(before) - set(left)
+                if gone or changed:
+                    self.says(f"{what} on {node.name}, which is not closed")
+
+
+class _WatchedGpus(Gpus):
+    """An agent's GPUs, watched."""
+
+    def __init__(self, gpus: Gpus, node: SimNode, watching: Watching) -> None:
+        self._gpus, self._node, self._watching = gpus, node, watching
+
+    def look(self) -> tuple[SeenGpu, ...]:
+        return self._gpus.look()
+
+    def look_at(self, uuid: str) -> SeenGpu | None:
+        return self._gpus.look_at(uuid)
+
+    def perform(self, operation: Operation) -> None:
+        self._watching.reached.add(f"effect {type(operation).__name__}")
+        self._watching.around(self._node, str(operation), lambda: self._gpus.perform(operation))
+
+    def close(self) -> None:
+        self._gpus.close()
+
+
+class _WatchedReset(Reset):
+    def __init__(self, reset: Reset, node: SimNode, watching: Watching) -> None:
+        self._reset, self._node, self._watching = reset, node, watching
+
+    def reset(self, gpu_uuid: str) -> None:
+        self._watching.reached.add("effect ResetGpu")
+        self._watching.around(self._node, "reset", lambda: self._reset.reset(gpu_uuid))
+
+
+def rule_of(desired: Desired) -> Rule:
+    """A wish as the rule that it came from."""
+    if desired.mig == "Disabled":
+        return Rule(gpus=GpuSelector(every=True), mig="Disabled")
+    return Rule(gpus=GpuSelector(every=True), instances=desired.instances, allow_empty=desired.allow_empty)
+
+
+def _tainted(node: dict[str, Any]) -> bool:
+    return any(taint["key"] == TAINT for taint in node["spec"].get("taints") or ())
+
+
+def _foreign(node: dict[str, Any]) -> dict[str, Any]:
+    """What of a node is not ours to write."""
+    metadata, spec = node["metadata"], node["spec"]
+    labels = {
+        key: value
+        for key, value in (metadata.get("labels") or {}).items()
+        if not key.startswith("migd.dev/") and not key.startswith(_WRITABLE)
+    }
+    annotations = {k: v for k, v in (metadata.get("annotations") or {}).items() if not k.startswith("migd.dev/owed")}
+    taints = [taint for taint in spec.get("taints") or () if taint["key"] != TAINT]
+    rest = {key: value for key, value in spec.items() if key != "taints"}
+    return {"labels": labels, "annotations": annotations, "taints": taints, "spec": rest}
+
+
+def ours_left(node: dict[str, Any]) -> list[str]:
+    """What of ours is still on a node that should not be there at rest."""
+    metadata = node["metadata"]
+    left = [TAINT] if _tainted(node) else []
+    left += [OWED] if OWED in (metadata.get("annotations") or {}) else []
+    return left + [key for key, value in (metadata.get("labels") or {}).items() if value == PAUSED]
