@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
 
-.PHONY: demo test check bench soak control-plane cluster cluster-down integration protos format lock clean
+.PHONY: demo demo-node test check bench soak control-plane cluster cluster-down integration protos format lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,9 @@ help:
 
 demo: .venv/.ready
 	@$(BIN)/python examples/demo.py
+
+demo-node: .venv/.ready
+	@$(BIN)/python examples/demo_node.py
 
 check: .venv/.ready
 	$(BIN)/ruff check .

@@ -112,7 +112,7 @@ def _fleet(nodes: int) -> Fleet:
             "status": status,
         }
         partitions.append(partition_of(document))
-    hosts = tuple(NodeFacts(f"node-{n:05}", f"uid-{n}", agent_renewed=NOW) for n in range(nodes))
+    hosts = tuple(NodeFacts(f"node-{n:05}", f"uid-{n}", agent="alive") for n in range(nodes))
     return Fleet(plans, tuple(partitions), hosts, NOW)
 
 

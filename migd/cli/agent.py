@@ -54,9 +54,10 @@ def agent(
     simulate: Simulate = None,
     state: State = None,
 ) -> int:
-    """Make this node's GPUs as the cluster's GPUPartitionPlans say, until it is ended.
+    """Run on a cluster's node: make its GPUs as plans say.
 
-    Without breaking anything: the node is closed, drained and opened again as needed. It logs to standard error.
+    It runs until it is ended, breaks nothing that works, and closes and opens the node as needed. It logs to standard
+    error.
     """
     if not node:
         raise CliError(Exit.USAGE, "which node is this? Name it with --node, or in NODE_NAME as the DaemonSet does")

@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "import": ("migd.cli.planning", "import_"),
     "export": ("migd.cli.listing", "export"),
     "agent": ("migd.cli.agent", "agent"),
+    "release": ("migd.cli.releasing", "release"),
     "sim": ("migd.cli.simulating", "app"),
 }
 """Where each command is. Only what is asked for is imported: a command line should answer at once."""

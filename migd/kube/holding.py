@@ -82,4 +82,4 @@ class Holding:
             async with asyncio.timeout(self._pace.margin_s):  # whoever ends us does not wait for an answer that hangs
                 await self._leases.release(self._claim)
         except (KubeError, TimeoutError) as error:
-            _log.warning("the lease was not given up, it expires by itself: %s", error or "no answer")
+            _log.warning("the lease was not given up, it expires by itself: %s", str(error) or "no answer")

@@ -30,8 +30,7 @@ LABELS_OF_OTHERS: Final = frozenset(
 """The labels of NVIDIA's stack that may be written: pausing its GPU clients, mig-manager's off-label, the mirror."""
 HAMI: Final = "hami.io/node-nvidia-register"
 SAFE_LOAD: Final = "nvidia.com/gpu-driver-upgrade.driver-wait-for-safe-load"
-ANNOTATIONS_OF_OTHERS: Final = frozenset({HAMI, SAFE_LOAD})
-"""Annotations of others that are read: they say who else works on the node's GPUs. Never written."""
+_ANNOTATIONS_OF_OTHERS: Final = frozenset({HAMI, SAFE_LOAD})
 _RESOURCES: Final = "nvidia.com/"
 
 
@@ -50,7 +49,7 @@ class Node:
     """What we read of a node. labels: all of them. allocatable: of resources under nvidia.com/, as told.
 
     ready: the kubelet says so. unschedulable: an admin's cordon, which is theirs. annotated: it has annotations,
-    whosever; ours are in `Stored`, and the few of others that are read are in foreign.
+    whosever; ours are in `Stored`. others: those by which other owners of GPUs show: HAMi's, and the driver upgrade's.
     """
 
     labels: Mapping[str, str]
@@ -59,7 +58,7 @@ class Node:
     ready: bool
     allocatable: Mapping[str, str]
     annotated: bool
-    foreign: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    others: Mapping[str, str] = field(default_factory=lambda: NOTHING)
 
     @property
     def closed(self) -> bool:
@@ -153,8 +152,8 @@ def _escaped(key: str) -> str:
 def _node(document: Json, same: Interner) -> Node:
     metadata, spec, status = document["metadata"], document.get("spec") or {}, document.get("status") or {}
     conditions = {c["type"]: c["status"] for c in status.get("conditions") or ()}
+    others = {k: v for k, v in (metadata.get("annotations") or {}).items() if k in _ANNOTATIONS_OF_OTHERS}
     allocatable = {k: v for k, v in (status.get("allocatable") or {}).items() if k.startswith(_RESOURCES)}
-    foreign = {k: v for k, v in (metadata.get("annotations") or {}).items() if k in ANNOTATIONS_OF_OTHERS}
     return Node(
         labels=same.mapping(metadata.get("labels")),
         taints=same(tuple(_taint(t) for t in spec.get("taints") or ())),
@@ -162,7 +161,7 @@ def _node(document: Json, same: Interner) -> Node:
         ready=conditions.get("Ready") == "True",
         allocatable=same.mapping(allocatable) if allocatable else NOTHING,
         annotated=bool(metadata.get("annotations")),
-        foreign=same.mapping(foreign),
+        others=same.mapping(others),
     )
 
 

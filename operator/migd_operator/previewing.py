@@ -36,7 +36,7 @@ def preview_of(plan: PlanFacts, claims: Iterable[tuple[str, Claim]]) -> PlanPrev
     """
     groups: dict[_Key, list[str]] = {}
     for node, claim in claims:
-        groups.setdefault((_model(claim), _told(claim)), []).append(node)
+        groups.setdefault((_model(claim), told_of(claim)), []).append(node)
     totals = _totals(groups)
     told = [
         _group(model, judged, nodes) for (model, judged), nodes in groups.items() if judged.changes or judged.reason
@@ -77,7 +77,7 @@ def _model(claim: Claim) -> str:
     return claim.partition.gpu.model if claim.partition.gpu else ""
 
 
-def _told(claim: Claim) -> Judged:
+def told_of(claim: Claim) -> Judged:
     """What is told of a GPU: where it is left out, nothing is done there, and the reason says why."""
     judged = claim.judged
     left = claim.left

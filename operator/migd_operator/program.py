@@ -18,6 +18,7 @@ from typing import Final
 from migd.kube.cluster import ApiCluster, Identity
 from migd.kube.connecting import ConnectError, HttpTransport, in_cluster
 from migd.kube.transport import Throttle
+from migd_operator.asking import main as preview
 from migd_operator.logs import log_json
 from migd_operator.metering import Meters
 from migd_operator.probing import pages, serving
@@ -100,7 +101,10 @@ async def serve(options: Options) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The command; its exit code: 0 after a signal, 1 where it cannot work, 2 for options that cannot be used."""
-    options = options_of(sys.argv[1:] if words is None else words)
+    words = sys.argv[1:] if words is None else words
+    if list(words[:1]) == ["preview"]:
+        return preview(words[1:])
+    options = options_of(words)
     log_json(sys.stderr)
     try:
         asyncio.run(serve(options))

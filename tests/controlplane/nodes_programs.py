@@ -46,15 +46,15 @@ def is_program(container: Json) -> bool:
     return image_of(container) in PROGRAMS
 
 
-def words_of(container: Json) -> list[str]:
-    """The command line, with our program for the image's; what follows is as the pod says."""
+def words_of(container: Json) -> tuple[list[str], list[str]]:
+    """The command line: our program in place of the image's, of this machine; and what follows, as the pod says."""
     programs = PROGRAMS[image_of(container)]
     words = [*(container.get("command") or ()), *(container.get("args") or ())]
     name = Path(words[0]).name if words else ""
     more = [] if image_of(container) == PLUGIN else [_KUBECONFIG]
     if name in programs:
-        return [*programs[name], *words[1:], *more]
-    return [*next(iter(programs.values())), *words, *more]
+        return [*programs[name]], [*words[1:], *more]
+    return [*next(iter(programs.values()))], [*words, *more]
 
 
 class Program:
@@ -134,9 +134,7 @@ class Program:
         made = container_id(uid_of(self._pod), self.name, self.restarts)
         # a container's name has the uid of its pod in it, as its cgroup has on a real machine
         seen = self.variables() | {"CONTAINER_ID": f"{uid_of(self._pod)}/{made}"}
-        words = [_expanded(self.outside(word), seen) for word in words_of(self._container)]
-        if self.broken:
-            words = ["/bin/false"]
+        words = ["/bin/false"] if self.broken else self.command(seen)
         self._child = Child(f"{self.name}@{self._ground.node}", words, self.log, self._ground.leashed, seen)
         with self.log.open("a") as log:
             log.write(f"--- {now_text()} start {self.restarts}: {' '.join(words)}\n")
@@ -163,6 +161,11 @@ class Program:
         return ContainerState(kind, reason, "", ready, self.restarts, self._since, exit_status, made)
 
     # ---- what it sees
+
+    def command(self, seen: Mapping[str, str]) -> list[str]:
+        """What is run. Python and its environment may lie anywhere, also where the pod has a volume: /tmp."""
+        program, given = words_of(self._container)
+        return [*program, *(_expanded(self.outside(word), seen) for word in given)]
 
     def variables(self) -> dict[str, str]:
         """What it sees in its environment."""

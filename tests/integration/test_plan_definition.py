@@ -56,7 +56,7 @@ def test_where_the_two_differ_the_docs_say_so(plane: ControlPlane, doc: Doc):
 
 
 def test_the_plans_of_the_docs_are_among_the_good_ones():
-    assert len([doc for doc in GOOD if doc.id.startswith("plans.md-")]) == 3
+    assert len([doc for doc in GOOD if doc.id.startswith("plans.md-")]) == 5
 
 
 def test_every_difference_has_a_document():

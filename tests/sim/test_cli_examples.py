@@ -1,4 +1,4 @@
-"""The examples and the demo: they say what happens, and it does."""
+"""The examples and the demo of one machine: they say what happens, and it does."""
 
 from __future__ import annotations
 
@@ -7,14 +7,26 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from commands import Cli
+from jsonschema import Draft202012Validator, ValidationError
 
 from migd.cli.exits import Exit
+from migd.plans.plan import Plan
+from migd.plans.reading import read
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = EXAMPLES.parent
 PLANS = sorted((EXAMPLES / "plans").glob("*.yaml"))
+ENDS = {
+    "disable": (Exit.DONE, Exit.DONE),
+    "infeasible": (Exit.INFEASIBLE, Exit.INFEASIBLE),
+    "pool": (Exit.CHANGES, Exit.BLOCKED),  # it is paused
+}
+"""How `migd plan` and `migd apply` end, where it is not with changes and well."""
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
@@ -22,9 +34,35 @@ def test_an_example_plan_can_be_tried_as_it_says(path: Path, cli: Cli) -> None:
     (command,) = re.findall(r"^# Try it: migd (.*)$", path.read_text(), re.MULTILINE)
     words = [str(path) if word.startswith("examples/") else word for word in shlex.split(command)]
     assert str(path) in words, "the command is about this file"
-    expected = Exit.DONE if path.stem == "disable" else Exit.CHANGES
-    assert cli.bare(*words).code == expected
-    assert cli.bare("apply", *words[1:]).code == Exit.DONE
+    planned, applied = ENDS.get(path.stem, (Exit.CHANGES, Exit.DONE))
+    assert cli.bare(*words).code == planned
+    assert cli.bare("apply", *words[1:]).code == applied
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_an_example_plan_is_good_for_the_cluster_too(path: Path) -> None:
+    """By the definition's schema, without unknown fields; its rules in CEL are tried on a real API server."""
+    definition = yaml.safe_load((ROOT / "crds/migd.dev_gpupartitionplans.yaml").read_text())
+    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    document = yaml.safe_load(path.read_text())
+    Draft202012Validator(closed(schema)).validate(document)
+    plan = read(path.read_text())
+    assert isinstance(plan, Plan)
+    assert plan.name == path.stem == document["metadata"]["name"]
+    with pytest.raises(ValidationError, match="paussed"):
+        Draft202012Validator(closed(schema)).validate({**document, "spec": {**document["spec"], "paussed": True}})
+
+
+def closed(schema: Any) -> Any:
+    """A structural schema as JSON Schema that takes no field it does not name, as kubectl's strict validation."""
+    if isinstance(schema, list):
+        return [closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: closed(value) for key, value in schema.items() if not key.startswith("x-kubernetes-")}
+    if isinstance(schema.get("properties"), dict) and schema["properties"] and schema.get("type") == "object":
+        found["additionalProperties"] = False
+    return found
 
 
 def test_by_need_finds_the_smallest_enough_on_each_board(cli: Cli) -> None:
@@ -35,9 +73,9 @@ def test_by_need_finds_the_smallest_enough_on_each_board(cli: Cli) -> None:
     assert found == [["2g.10gb", "3g.20gb"], ["1g.20gb", "2g.20gb"], ["1g.35gb", "2g.35gb"]]
 
 
-def test_the_demo_tells_its_story_in_time(tmp_path: Path) -> None:
+def test_the_demo_of_one_machine_tells_its_story_in_time(tmp_path: Path) -> None:
     ran = subprocess.run(
-        [sys.executable, str(EXAMPLES / "demo.py")],
+        [sys.executable, str(EXAMPLES / "demo_node.py")],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -75,7 +113,7 @@ def test_the_demo_tells_its_story_in_time(tmp_path: Path) -> None:
 
 
 def test_what_the_demo_proposes_next_can_be_done(cli: Cli, tmp_path: Path) -> None:
-    demo = (EXAMPLES / "demo.py").read_text()
+    demo = (EXAMPLES / "demo_node.py").read_text()
     commands = re.findall(r"\.venv/bin/migd (.+?) --state \{STATE\}", demo)
     assert len(commands) == 3
     for command in commands:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,22 @@ def test_an_image_is_known_by_its_name_alone(image: str, runs: bool):
 
 
 def test_the_command_is_our_program_with_the_pods_words_and_the_way_to_the_api_server():
-    words = words_of({"image": "migd", "command": ["/usr/bin/migd-operator"], "args": ["--a", "b"]})
-    assert words[1:] == ["-m", "migd_operator", "--a", "b", "--kubeconfig=$(KUBECONFIG)"]
-    assert words_of({"image": "migd", "args": ["agent"]})[1:4] == ["-m", "migd", "agent"]
+    program, given = words_of({"image": "migd", "command": ["/usr/bin/migd-operator"], "args": ["--a", "b"]})
+    assert program[1:] == ["-m", "migd_operator"]
+    assert given == ["--a", "b", "--kubeconfig=$(KUBECONFIG)"]
+    program, given = words_of({"image": "migd", "args": ["agent"]})
+    assert (program[1:], given[0]) == (["-m", "migd"], "agent")
+
+
+def test_a_volume_hides_nothing_of_what_runs_the_program(tmp_path):
+    """A clone of ours under /tmp, where the pods have a volume, is on this machine, not in the volume."""
+    here = f"/{Path(sys.executable).parts[1]}"
+    volume = {"volumes": [{"name": "scratch", "emptyDir": {}}]}
+    mount = {"name": "scratch", "mountPath": here}
+    made = program(tmp_path, {"volumeMounts": [mount], "args": ["agent", f"--state-dir={here}/a"]}, **volume)
+    words = made.command({"KUBECONFIG": "/k"})
+    assert words[:4] == [sys.executable, "-m", "migd", "agent"]
+    assert words[4:] == [f"--state-dir={tmp_path}/pods/{UID}/scratch/a", "--kubeconfig=/k"]
 
 
 @pytest.mark.parametrize(

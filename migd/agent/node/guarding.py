@@ -106,7 +106,7 @@ def _upgrade(node: Node) -> str:
     state = node.labels.get(_UPGRADE, "")
     if state not in ("", "upgrade-done"):
         return f"a driver upgrade is under way on this node: {_UPGRADE} says {state}"
-    return "the driver waits to be loaded safely" if SAFE_LOAD in node.foreign else ""
+    return "the driver waits to be loaded safely" if SAFE_LOAD in node.others else ""
 
 
 def _manager_here(seen: NodeSeen) -> bool:
@@ -122,7 +122,7 @@ def _owner(seen: NodeSeen) -> str:
     stuck = wedged(seen)
     if stuck:
         return f"another tool seems to be changing GPUs here: {', '.join(f'{k} is {labels[k]}' for k in stuck)}"
-    if '"mode":"mig"' in seen.node.value.foreign.get(HAMI, "").replace(" ", ""):
+    if '"mode":"mig"' in seen.node.value.others.get(HAMI, "").replace(" ", ""):
         return "HAMi owns MIG on this node: it runs in mig mode"
     if "nos.nebuly.com/gpu-partitioning" in labels:
         return "nos owns MIG on this node: it has the label nos.nebuly.com/gpu-partitioning"

@@ -59,12 +59,18 @@ def held(seen: NodeSeen) -> Held:
 
 
 def unadmitted(seen: NodeSeen) -> tuple[Stored[Pod], ...]:
-    """Pods bound here that ask for devices and have none yet: the kubelet would fail them while the plugin is away."""
+    """Pods bound here that ask for devices and have none yet: the kubelet would fail them while the plugin is away.
+
+    One that runs was admitted, also where only an init container asked: pod-resources never names that one's devices.
+    """
     admitted = {(one.namespace, one.pod) for one in seen.devices or ()}
     return tuple(
         pod
         for pod in seen.pods
-        if pod.value.gpus and not pod.value.terminal and (pod.namespace, pod.name) not in admitted
+        if pod.value.gpus
+        and not pod.value.terminal
+        and pod.value.phase != "Running"
+        and (pod.namespace, pod.name) not in admitted
     )
 
 

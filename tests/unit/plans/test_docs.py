@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import yaml
 from unit.plans.texts import migparted, plan
 
 from migd.plans.migparted import to_plan
 from migd.plans.plan import Plan
 from migd.plans.reading import read
+from migd.plans.statuses import plan_status_of
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -20,7 +22,7 @@ def examples(page: str) -> list[str]:
 
 def test_every_example_plan_is_a_plan():
     found = [read(text) for text in examples("plans.md")]
-    assert len(found) == 3
+    assert len(found) == 5
     assert all(isinstance(p, Plan) for p in found)
 
 
@@ -33,3 +35,11 @@ def test_the_example_of_all_fields_shows_the_defaults():
 def test_the_example_import_gives_the_example_plan():
     file, expected = examples("import.md")
     assert to_plan(migparted(file), None) == (read(expected), ())
+
+
+def test_the_example_status_is_one():
+    (text,) = re.findall(r"```\n(status:.*?)```", (DOCS / "plans.md").read_text(), re.DOTALL)
+    found = plan_status_of(yaml.safe_load(text)["status"])
+    assert found.preview is not None
+    assert found.preview.totals.create == 25
+    assert [group.reason for group in found.preview.groups] == [None, "InUse"]
