@@ -71,7 +71,7 @@ def stoppable(seen: NodeSeen) -> tuple[Stored[Pod], ...]:
 
 
 def unstoppable(seen: NodeSeen) -> tuple[Stored[Pod], ...]:
-    """The device plugin's pods here that nothing of ours stops: no label does, and our taint does not keep them away."""
+    """The device plugin's pods here that nothing of ours stops: no label does, and our taint keeps none away."""
     if by_labels(seen.node):
         return ()
     away = stoppable(seen)

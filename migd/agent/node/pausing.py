@@ -9,7 +9,15 @@ from migd.agent.driving import parked
 from migd.agent.node.advertising import advertised
 from migd.agent.node.beginning import Decided
 from migd.agent.node.bounds import CLIENTS_MAX_S, CLOSED_MAX_S, POLL_S, SETTLE_S
-from migd.agent.node.clients import by_labels, client_labels, paused_still_there, plugins, stoppable, to_pause, unstoppable
+from migd.agent.node.clients import (
+    by_labels,
+    client_labels,
+    paused_still_there,
+    plugins,
+    stoppable,
+    to_pause,
+    unstoppable,
+)
 from migd.agent.node.effects import ChangeNode, Effect, LookAgain, StopPlugin, Wait
 from migd.agent.node.guarding import guard
 from migd.agent.node.holding import unadmitted
