@@ -417,13 +417,14 @@ class ToyNode:
     def _tell(self, now: Told) -> None:
         for name, status in now.statuses.items():
             old = self.partitions[name]
-            conditions = tuple(c for c in old.value.status.conditions if c.type in ("Assigned", "AgentAlive"))
-            if status != old.value.status.model_copy(
-                update={"conditions": old.value.status.conditions[len(conditions) :]}
-            ):
+            before = old.value.status
+            operators = tuple(c for c in before.conditions if c.type in ("Assigned", "AgentAlive"))
+            agents = tuple(c for c in before.conditions if c not in operators)
+            if status != before.model_copy(update={"conditions": agents}):
                 self.status_writes += 1
                 self.writes[name] = self.now_s
-                self.partitions[name] = replace(old, value=old.value.model_copy(update={"status": status}))
+                both = status.model_copy(update={"conditions": operators + status.conditions})
+                self.partitions[name] = replace(old, value=old.value.model_copy(update={"status": both}))
         for key, value in now.labels.items():
             assert key.startswith("migd.dev/")
             if value is None:
