@@ -102,9 +102,7 @@ def _labels(seen: NodeSeen, statuses: Mapping[str, PartitionStatus]) -> dict[str
     if not phases:
         return labels
     labels[_STATE] = next((word for word, those in _WORST if phases & those), "changing")
-    if (
-        phases & _HALF_WAY
-    ):  # each operation would be a write to an object that every node's kubelet and scheduler follow
+    if phases & _HALF_WAY:  # kubelet, scheduler and many others follow nodes: an operation is not worth a write
         return labels | {key: seen.node.value.labels[key] for key in there if key != _STATE}
     counts: dict[str, int] = {}
     for gpu in seen.gpus:
