@@ -9,18 +9,20 @@ import pytest
 from toy_node import BOARD, DEPLOY, ToyNode, made
 
 from migd.agent.node.advertising import differing, expected, resource_of
-from migd.agent.node.bounds import backoff_s
+from migd.agent.node.bounds import PAUSE_MAX_S, backoff_s
 from migd.agent.node.clients import by_labels, is_plugin, to_pause
 from migd.agent.node.deciding import answered, decide, needs_list
 from migd.agent.node.effects import ChangeNode, HangUp, RefreshDevices, StopPlugin, Wait
 from migd.agent.node.guarding import guard, misfit, wedged
 from migd.agent.node.holding import held, unadmitted
 from migd.agent.node.moments import judge, view_of, working
+from migd.agent.node.relieving import relief
 from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.telling import told
 from migd.agent.node.turning import turn_of
 from migd.agent.records import AwaitingReboot, Cause, GpuRecord, NodeWork, Record
 from migd.kube.nodes import HAMI, SAFE_LOAD, Node
+from migd.kube.owed import OWED
 from migd.kube.pods import Pod
 from migd.kube.stored import Stored
 from migd.kubelet.ports import PodDevices
@@ -91,6 +93,34 @@ def test_a_pod_that_asks_for_devices_and_has_none_yet_is_not_admitted() -> None:
     assert unadmitted(seen_of(node, pods=(asks,), devices=holding("MIG-0-1"))) == ()
     for phase in ("Failed", "Running"):  # one that runs was admitted, if only its init container asked
         assert unadmitted(seen_of(node, pods=(replace(asks, value=replace(asks.value, phase=phase)),))) == ()
+
+
+# --- where nothing can be decided ---
+
+
+@pytest.mark.parametrize(
+    ("boot", "paused_s", "closed_s", "after_s", "opens"),
+    [
+        ("boot-1", 90.0, 80.0, PAUSE_MAX_S, False),
+        ("boot-1", 90.0, 80.0, PAUSE_MAX_S + 1, True),
+        ("boot-1", None, 90.0, PAUSE_MAX_S, False),
+        ("boot-1", None, 90.0, PAUSE_MAX_S + 1, True),
+        ("boot-1", None, None, PAUSE_MAX_S + 1, True),
+        ("boot-2", 90.0, 80.0, 1.0, True),  # clocks of two boots are not compared
+    ],
+)
+def test_a_node_is_opened_in_time_though_nothing_can_be_decided(
+    boot: str, paused_s: float | None, closed_s: float | None, after_s: float, opens: bool
+) -> None:
+    node = ToyNode([None])
+    stored = node.seen(node.record).node
+    work = NodeWork(stage="Applying", since_s=90.0, paused_s=paused_s, closed_s=closed_s)
+    record = Record("boot-1", node=work)
+    assert relief(record, stored, boot, 90.0 + after_s) is None, "nothing is owed"
+    owed = replace(stored, annotations={OWED: '{"turn": "t", "labels": {}}'})
+    due = relief(record, owed, boot, 90.0 + after_s)
+    assert (due is not None) == opens
+    assert due is None or (due.change.closed, due.change.annotations) == (False, {OWED: None})
 
 
 # --- whose turn ---
