@@ -395,6 +395,22 @@ def test_a_half_done_gpu_that_nobody_wishes_waits_for_an_owner_that_works_here()
     assert node.record.open == ()
 
 
+def test_beside_a_plugin_that_runs_on_nothing_is_changed_while_the_kubelet_does_not_answer() -> None:
+    """A pod that tolerates every taint may be given an instance at any time."""
+    node = ready("Tolerant", 1)
+    node.wish("bbbbbbbb", {0: TWO_G})
+    while not node.operations:
+        node.step()
+    node.kubelet_answers = False
+    done = len(node.operations)
+    node.run(100)
+    assert len(node.operations) == done
+    node.kubelet_answers = True
+    node.run(600)
+    assert node.phases() == ["Ready"]
+    assert node.layouts()[0] == Layout(True, made("2g@0 2g@2"))
+
+
 def test_what_is_half_done_goes_back_also_while_others_of_the_node_have_a_turn() -> None:
     node = ready()
     node.gpus[0].refuses = {kind: Cause("NVMLError", "no") for kind in (CreateGpuInstance, CreateComputeInstance)}
