@@ -44,9 +44,13 @@ def apply(record: Record, view: View) -> Decided:
 
 
 def refresh(record: Record, view: View) -> Decided:
-    """Device nodes and CDI, after creation and before the plugin starts, or containers could not."""
+    """Device nodes and CDI, after creation and before the plugin starts, or containers could not.
+
+    Tried again only within the bound of a pause; later without one.
+    """
     work = work_of(record)
-    if not work.refreshed and work.refresh_tries < REFRESHES_MAX:
+    late = work.paused_s is not None and view.now_s - work.paused_s > PAUSE_MAX_S
+    if not work.refreshed and work.refresh_tries < (1 if late else REFRESHES_MAX):
         gpus = tuple(sorted(gpu.uuid for gpu in view.held.gpus if not gpu.out_of_reach))
         return record, RefreshDevices(gpus)
     return _onwards(record, view), LookAgain()
