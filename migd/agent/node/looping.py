@@ -115,10 +115,14 @@ class Loop:
     async def run(self) -> None:
         """Turn until stopped. HungAgentError where the hardware no longer answers; RecordError where none is read."""
         machine = self._ports.machine
-        record = await self._ports.off_loop(machine.store.load)
         boot_id = await self._ports.off_loop(machine.boot.boot_id)  # no process outlives its boot
-        if record is None:
-            record = Record(boot_id)
+        try:
+            record = await self._ports.off_loop(machine.store.load) or Record(boot_id)
+        except RecordError:
+            await self._relieve(Record(""), boot_id)
+            raise
+        if record.boot_id == boot_id:  # by now: a process that ends again and again gets no further
+            await self._relieve(record, boot_id)
         kept, unsaved, looks = record, False, 0
         while not self._stop.is_set():
             self._wake.clear()
