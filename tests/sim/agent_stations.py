@@ -86,6 +86,11 @@ class Station:
         await asyncio.wait([self._task], timeout=600)
         self._task.result()
 
+    def ended_by(self, error: type[Exception]) -> bool:
+        """Whether the agent's process ended with this error."""
+        assert self._task is not None
+        return self._task.done() and isinstance(self._task.exception(), error)
+
     def check(self) -> None:
         """Raises what the agent ended with, if it did."""
         if self._task is not None and self._task.done():

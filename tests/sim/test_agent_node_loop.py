@@ -6,12 +6,14 @@ What is decided is tested where it is decided. Time is virtual.
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
 from agent_nodes import AGENT, AT, LEASE, NODE, Node, until, with_machine
 
 from migd.agent.effects import LookAgain
+from migd.agent.node.bounds import PAUSE_MAX_S
 from migd.agent.node.effects import ChangeNode, HangUp, RefreshDevices, Wait
 from migd.agent.node.looping import HungAgentError, Mind
 from migd.agent.node.running import NoNodeError
@@ -327,6 +329,62 @@ async def test_a_record_that_cannot_be_read_ends_it():
     node.store.load = lambda: (_ for _ in ()).throw(RecordError("the record is damaged"))
     async with node.agent(Script().mind) as agent:
         assert isinstance(await agent.ends(), RecordError)
+
+
+def paused(node):
+    """The node is closed, and a GPU client paused, as an agent before left it."""
+    client = "nvidia.com/gpu.deploy.dcgm"
+    owed = {"migd.dev/owed": json.dumps({"turn": "t", "labels": {client: "true"}})}
+    metadata = {"annotations": owed, "labels": {client: "paused-for-mig-change"}}
+    taints = [{"key": "migd.dev/changing", "effect": "NoSchedule"}]
+    node.merge(f"/api/v1/nodes/{NODE}", {"metadata": metadata, "spec": {"taints": taints}})
+
+
+def whole(node):
+    found = node.node()
+    client = found["metadata"]["labels"]["nvidia.com/gpu.deploy.dcgm"]
+    return client == "true" and not found["spec"].get("taints") and not found["metadata"].get("annotations")
+
+
+@virtually
+async def test_an_agent_that_cannot_read_its_record_opens_the_node_before_it_ends():
+    node = Node()
+    node.store.load = lambda: (_ for _ in ()).throw(RecordError("the record is damaged"))
+    paused(node)
+    async with node.agent(Script().mind) as agent:
+        assert isinstance(await agent.ends(), RecordError)
+    assert whole(node)
+
+
+@virtually
+async def test_an_agent_that_ends_at_every_decision_keeps_no_node_closed():
+    node = Node()
+    paused(node)
+    now_s = asyncio.get_running_loop().time()
+    work = NodeWork(stage="Applying", since_s=now_s, closed_s=now_s, paused_s=now_s)
+    node.store.save(Record(node.host.boot_id(), node=work))
+
+    def mistaken(record, seen):
+        raise ZeroDivisionError
+
+    for _ in range(10):
+        async with node.agent(replace(Script().mind, decide=mistaken)) as agent:
+            assert isinstance(await agent.ends(), ZeroDivisionError)
+        assert asyncio.get_running_loop().time() - now_s > PAUSE_MAX_S or not whole(node), "not too early"
+        await asyncio.sleep(60)
+    assert whole(node)
+
+
+@virtually
+async def test_the_lease_goes_with_the_node_that_is_there_now():
+    node = Node()
+    async with node.agent(Script().mind):
+        await until(lambda: node.get(LEASE))
+        node.admin("DELETE", f"/api/v1/nodes/{NODE}")
+        uid = node.make_node(NODE)["metadata"]["uid"]
+        await asyncio.sleep(130)
+        (owner,) = node.get(LEASE)["metadata"]["ownerReferences"]
+        assert owner["uid"] == uid, "with a stale one the lease would be collected at once, again and again"
 
 
 @virtually

@@ -7,9 +7,12 @@ import random
 from functools import partial
 
 import pytest
-from agent_nodes import Switched
+from agent_nodes import Switched, with_machine
 from agent_stations import Crashing, Station, away, play
 
+from migd.agent.node.looping import HungAgentError
+from migd.agent.store import RecordError
+from migd.nvml.errors import GpuError, HungError
 from migd.sim.cluster_faults import Chances, Trouble
 from migd.sim.faults import Fault
 from migd.sim.node_documents import pod_document
@@ -198,6 +201,74 @@ def test_ended_by_sigterm_half_way_the_next_one_goes_on():
         await done(station)
 
     play(story, node("operator"))
+
+
+def _failing(switch: dict[str, Exception], what: str):
+    """Ports whose record cannot be saved, or whose GPUs cannot be looked at, while `switch` holds an error for it."""
+
+    def change(ports):
+        store, gpus = ports.machine.store, ports.machine.gpus
+
+        class Store:
+            load = staticmethod(store.load)
+
+            def save(self, record):
+                if "store" in switch:
+                    raise switch["store"]
+                store.save(record)
+
+        class Gpus:
+            close, perform = staticmethod(gpus.close), staticmethod(gpus.perform)
+
+            def look(self, *args):
+                if "gpus" in switch:
+                    raise switch["gpus"]
+                return gpus.look(*args)
+
+            def look_at(self, uuid):
+                if "gpus" in switch:
+                    raise switch["gpus"]
+                return gpus.look_at(uuid)
+
+        return with_machine(ports, **({"store": Store()} if what == "store" else {"gpus": Gpus()}))
+
+    return change
+
+
+UNDECIDED = [
+    ("store", RecordError("cannot write the record: no space left on device")),
+    ("gpus", GpuError("nvmlInit", "", 9)),
+    ("gpus", HungError("nvmlDeviceGetCount", "", None)),
+]
+
+
+@pytest.mark.parametrize(("what", "error"), UNDECIDED)
+def test_a_node_where_nothing_can_be_decided_any_more_is_opened_in_time(what, error):
+    """A full disk, a driver that is gone and one that hangs are no reason to keep pods away and clients paused."""
+    switch: dict[str, Exception] = {}
+
+    async def story(station: Station) -> None:
+        station.wish(ONE, CUT, SEVEN)
+        await station.world.until(lambda: station.node.host.snapshot().gpus[0].pending)
+        switch[what] = error
+        for _ in range(10):  # one whose driver hangs ends, and is started anew
+            await asyncio.sleep(40)
+            if station.ended_by(HungAgentError):
+                station.start(_failing(switch, what))
+        station.in_order()
+        since = len(station.world.cluster.requests)
+        for _ in range(10):
+            await asyncio.sleep(40)
+            if station.ended_by(HungAgentError):
+                station.start(_failing(switch, what))
+        written = [r for r in station.world.cluster.requests[since:] if r.user == "agent" and r.writes]
+        assert not [r for r in written if r.resource == "nodes"], "it is not closed again meanwhile"
+        switch.clear()
+        if station.ended_by(HungAgentError):
+            station.start(_failing(switch, what))
+        await done(station)
+
+    play(story, node("operator"), change=_failing(switch, what))
 
 
 def test_device_nodes_that_are_not_made_are_told_and_made_later():

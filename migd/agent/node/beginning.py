@@ -30,7 +30,7 @@ def rest(record: Record, view: View) -> Decided:
         return _closing(attempt(record, view, ""), view, _open(record))
     work, turn = work_of(record), view.turn
     loose = _loose(record, view)
-    if loose:
+    if loose and guard(view.seen) is None:
         if view.now_s < work.not_before_s:
             return record, Wait(work.not_before_s - view.now_s, "the next try")
         return _closing(attempt(_unparked(record, loose), view, ""), view, _open(record))
@@ -146,10 +146,11 @@ def _heard(record: Record, view: View, name: str) -> Record:
 
 
 def _loose(record: Record, view: View) -> tuple[str, ...]:
-    """GPUs that are half done and nobody's wish any more: at least they go back."""
+    """GPUs that are half done and nobody's wish any more: at least they go back, unless somebody says hands off."""
     wished = view.turn.orders if view.turn is not None else {}
     there = {gpu.uuid for gpu in view.held.gpus if not gpu.out_of_reach}
-    return tuple(uuid for uuid in record.open if uuid in there and uuid not in wished)
+    hands_off = {p.name for p in view.seen.partitions if HOLD in p.annotations}
+    return tuple(u for u in record.open if u in there and u not in wished and u.lower() not in hands_off)
 
 
 def _unparked(record: Record, uuids: Iterable[str]) -> Record:

@@ -9,7 +9,7 @@ from migd.agent.driving import backwards, drive, parked
 from migd.agent.effects import LookAgain as Look
 from migd.agent.effects import Pause, Seen
 from migd.agent.node.beginning import Decided
-from migd.agent.node.bounds import FORWARD_MAX_S, NUDGE_S, PAUSE_MAX_S, REFRESHES_MAX
+from migd.agent.node.bounds import FORWARD_MAX_S, NUDGE_S, PAUSE_MAX_S, POLL_S, REFRESHES_MAX
 from migd.agent.node.clients import plugins
 from migd.agent.node.effects import LookAgain, RefreshDevices, Wait
 from migd.agent.node.moments import View, enter, in_debt, pay, work_of
@@ -25,8 +25,11 @@ def apply(record: Record, view: View) -> Decided:
     paused_s = view.now_s - (work.since_s if work.paused_s is None else work.paused_s)
     if paused_s > FORWARD_MAX_S:
         record = _late(record, over=paused_s > PAUSE_MAX_S)
-    # Nobody can have got anything since all was seen idle, so a kubelet that does not answer now changes nothing.
-    gpus = view.held.gpus if view.seen.devices is not None else view.seen.gpus
+    # With nothing on offer nobody can have got anything since all was seen idle, whether or not the kubelet answers.
+    blind, sealed = view.seen.devices is None, view.seen.node.value.closed and work.pause != "None"
+    if blind and not sealed and under_way(record) and paused_s <= FORWARD_MAX_S:
+        return record, Wait(POLL_S, f"who holds devices is not known: {view.seen.kubelet_trouble}")
+    gpus = view.seen.gpus if blind and sealed else view.held.gpus
     index = {gpu.uuid: gpu.index for gpu in gpus}
     ours = view.turn.orders if view.turn is not None and view.turn.id == work.turn else {}
     for uuid in sorted(under_way(record), key=lambda uuid: (index.get(uuid, len(index)), uuid)):
@@ -41,9 +44,13 @@ def apply(record: Record, view: View) -> Decided:
 
 
 def refresh(record: Record, view: View) -> Decided:
-    """Device nodes and CDI, after creation and before the plugin starts, or containers could not."""
+    """Device nodes and CDI, after creation and before the plugin starts, or containers could not.
+
+    Tried again only within the bound of a pause; later without one.
+    """
     work = work_of(record)
-    if not work.refreshed and work.refresh_tries < REFRESHES_MAX:
+    late = work.paused_s is not None and view.now_s - work.paused_s > PAUSE_MAX_S
+    if not work.refreshed and work.refresh_tries < (1 if late else REFRESHES_MAX):
         gpus = tuple(sorted(gpu.uuid for gpu in view.held.gpus if not gpu.out_of_reach))
         return record, RefreshDevices(gpus)
     return _onwards(record, view), LookAgain()

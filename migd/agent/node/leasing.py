@@ -26,13 +26,21 @@ class NodeLease(Leases):
 
     Whoever held it before on this machine is dead, since we have the machine's lock: it is not waited out. duplicates:
     names of partitions that are another node's although the GPU is here; they stand in the lease, so that the operator
-    sees them. gives_up: whether the lease may be given up at the end; one that dies in a transaction keeps it, so that
+    sees them. owner: name and uid of the node that the lease goes with, None where it is not there: while we run it may be
+    made anew, and what is owned by one that is gone is collected. gives_up: whether the lease may be given up at the end; one that dies in a transaction keeps it, so that
     nobody takes the node for abandoned before its time.
     """
 
-    def __init__(self, leases: Leases, duplicates: Callable[[], tuple[str, ...]], gives_up: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        leases: Leases,
+        duplicates: Callable[[], tuple[str, ...]],
+        owner: Callable[[], tuple[str, str] | None],
+        gives_up: Callable[[], bool],
+    ) -> None:
         self._leases = leases
         self._duplicates = duplicates
+        self._owner = owner
         self._gives_up = gives_up
 
     async def claim(self, claim: Claim) -> Held | HeldBy:
@@ -50,7 +58,9 @@ class NodeLease(Leases):
 
     async def _claim(self, claim: Claim) -> Held | HeldBy:
         names = self._duplicates()
-        full = replace(claim, annotations={**claim.annotations, DUPLICATES: ",".join(names)}) if names else claim
+        full = replace(claim, owner=self._owner() or claim.owner)
+        if names:
+            full = replace(full, annotations={**claim.annotations, DUPLICATES: ",".join(names)})
         answer = await self._leases.claim(full)
         if isinstance(answer, HeldBy) and answer.holder:
             _log.info("the lease was another's, who is gone", holder=answer.holder)

@@ -17,6 +17,7 @@ from migd.agent.node.logs import logger
 from migd.agent.node.looking import AgentPorts, Caches, Looking
 from migd.agent.node.metrics import Metrics
 from migd.agent.node.registering import Registering
+from migd.agent.node.relieving import relief
 from migd.agent.node.reporting import Reporter
 from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.telling import Told, told
@@ -114,14 +115,24 @@ class Loop:
     async def run(self) -> None:
         """Turn until stopped. HungAgentError where the hardware no longer answers; RecordError where none is read."""
         machine = self._ports.machine
-        record = await self._ports.off_loop(machine.store.load)
-        if record is None:
-            record = Record(await self._ports.off_loop(machine.boot.boot_id))
-        kept, looks = record, 0
+        boot_id = await self._ports.off_loop(machine.boot.boot_id)  # no process outlives its boot
+        try:
+            record = await self._ports.off_loop(machine.store.load) or Record(boot_id)
+        except RecordError:
+            await self._relieve(Record(""), boot_id)
+            raise
+        if record.boot_id == boot_id:  # by now: a process that ends again and again gets no further
+            await self._relieve(record, boot_id)
+        kept, unsaved, looks = record, False, 0
         while not self._stop.is_set():
             self._wake.clear()
-            seen = await self._look(record)
+            try:
+                seen = await self._look(record)
+            except HungAgentError:
+                await self._relieve(kept, boot_id)
+                raise
             if seen is None:
+                await self._relieve(kept, boot_id)
                 await self._pause(TROUBLE_S if begun(record) else REST_LOOK_S, TROUBLE_S)
                 continue
             after, effect = self._mind.decide(record, seen)
@@ -130,15 +141,16 @@ class Loop:
                 await self._pause(BUSY_LOOK_S, GATHER_S)
                 continue
             record = after
-            if record.lasting != kept:
+            if record.lasting != kept or unsaved:
                 try:
                     await self._ports.off_loop(partial(machine.store.save, record.lasting))
                 except RecordError as error:
                     self._troubled(str(error))
-                    record = kept
+                    record, unsaved = kept, True
+                    await self._relieve(kept, boot_id)
                     await self._pause(TROUBLE_S, TROUBLE_S)
                     continue
-                kept = record.lasting
+                kept, unsaved = record.lasting, False
             self._turned(record, seen, at_rest=effect is None)
             await self._reporter.settled(HASTY_S if isinstance(effect, Operation) else REPORT_S)
             if effect is None:
@@ -264,6 +276,19 @@ class Loop:
             _log.warning("failed", effect=str(effect), seconds=seconds, error=failed.message)
         self._only = effect.gpu_uuid if failed is None and isinstance(effect, ON_INSTANCE) else ""
         return self._mind.answered(record, effect, failed, clock.time())
+
+    async def _relieve(self, kept: Record, boot_id: str) -> None:
+        """Do what must be done in time where nothing could be decided."""
+        node = self._caches.node
+        due = None if node is None else relief(kept, node, boot_id, asyncio.get_running_loop().time())
+        if node is None or due is None:
+            return
+        _log.warning("begun", effect=str(due))
+        try:
+            await self._ports.cluster.change_node(node, due.change)
+        except KubeError as error:  # it comes again with the next look
+            self._metrics.api_error(type(error).__name__)
+            _log.warning("not done", effect=str(due), error=str(error))
 
     async def _hung(self, record: Record, operation: Operation, seen: NodeSeen, error: HungError) -> None:
         """Remember and tell that an operation did not return; more cannot be done in this process."""

@@ -78,10 +78,13 @@ def pause(record: Record, view: View) -> Decided:
         return _given_up(record, view, Cause("ForeignOwner", "somebody else opened the node meanwhile")), LookAgain()
     work, judged = work_of(record), judge(record, view)
     effect = _next_pause(record, view, judged)
+    late = view.now_s - work.since_s > CLIENTS_MAX_S
+    if effect is not None and late:  # whoever was to pause them was away so long
+        why = Cause("DrainTimeout", f"GPU clients were not paused within {CLIENTS_MAX_S:.0f} s, so nothing was changed")
+        return _given_up(record, view, why), LookAgain()
     if effect is not None:
         paused_s = view.now_s if work.paused_s is None else work.paused_s
         return working(record, replace(work, paused_s=paused_s)), effect
-    late = view.now_s - work.since_s > CLIENTS_MAX_S
     there = _still_there(view, work.pause)
     if there and late:
         why = Cause("DrainTimeout", f"{there} within {CLIENTS_MAX_S:.0f} s, so nothing was changed")

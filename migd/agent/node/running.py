@@ -74,7 +74,12 @@ async def run_agent(
         raise NoNodeError(f"the cluster has no node {me.node}: see `kubectl get nodes`")
     reporter = Reporter(ports.cluster, caches, metrics, wake.set, dice)
     loop = Loop(ports, caches, reporter, metrics, wake, stop, lambda: holding.held, mind)
-    lease = NodeLease(ports.cluster, lambda: loop.health.duplicates, lambda: stop.is_set() and loop.health.at_rest)
+    lease = NodeLease(
+        ports.cluster,
+        lambda: loop.health.duplicates,
+        lambda: (me.node, found.uid) if (found := caches.node) is not None else None,
+        lambda: stop.is_set() and loop.health.at_rest,
+    )
     claim = Claim(me.node, me.namespace, me.holder, LEASE_S, (me.node, node.uid))
 
     def held(is_so: bool) -> None:

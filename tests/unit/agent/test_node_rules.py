@@ -9,18 +9,20 @@ import pytest
 from toy_node import BOARD, DEPLOY, START, ToyNode, made
 
 from migd.agent.node.advertising import differing, expected, resource_of
-from migd.agent.node.bounds import backoff_s
+from migd.agent.node.bounds import CLIENTS_MAX_S, PAUSE_MAX_S, backoff_s
 from migd.agent.node.clients import by_labels, is_plugin, to_pause
 from migd.agent.node.deciding import answered, decide, needs_list
 from migd.agent.node.effects import ChangeNode, HangUp, RefreshDevices, StopPlugin, Wait
 from migd.agent.node.guarding import guard, misfit, wedged
 from migd.agent.node.holding import held, unadmitted
 from migd.agent.node.moments import judge, view_of, working
+from migd.agent.node.relieving import relief
 from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.telling import told
 from migd.agent.node.turning import turn_of
-from migd.agent.records import AwaitingReboot, Cause, GpuRecord, NodeWork, Record
-from migd.kube.nodes import HAMI, SAFE_LOAD, Node
+from migd.agent.records import AwaitingReboot, Cause, GpuRecord, NodeWork, Record, Stage
+from migd.kube.nodes import HAMI, SAFE_LOAD, TAINT, Node, Taint
+from migd.kube.owed import OWED
 from migd.kube.pods import Pod
 from migd.kube.stored import Stored
 from migd.kubelet.ports import PodDevices
@@ -92,6 +94,34 @@ def test_a_pod_that_asks_for_devices_and_has_none_yet_is_not_admitted() -> None:
     assert unadmitted(seen_of(node, pods=(asks,), devices=holding("MIG-0-1"))) == ()
     for phase in ("Failed", "Running"):  # one that runs was admitted, if only its init container asked
         assert unadmitted(seen_of(node, pods=(replace(asks, value=replace(asks.value, phase=phase)),))) == ()
+
+
+# --- where nothing can be decided ---
+
+
+@pytest.mark.parametrize(
+    ("boot", "paused_s", "closed_s", "after_s", "opens"),
+    [
+        ("boot-1", 90.0, 80.0, PAUSE_MAX_S, False),
+        ("boot-1", 90.0, 80.0, PAUSE_MAX_S + 1, True),
+        ("boot-1", None, 90.0, PAUSE_MAX_S, False),
+        ("boot-1", None, 90.0, PAUSE_MAX_S + 1, True),
+        ("boot-1", None, None, PAUSE_MAX_S + 1, True),
+        ("boot-2", 90.0, 80.0, 1.0, True),  # clocks of two boots are not compared
+    ],
+)
+def test_a_node_is_opened_in_time_though_nothing_can_be_decided(
+    boot: str, paused_s: float | None, closed_s: float | None, after_s: float, opens: bool
+) -> None:
+    node = ToyNode([None])
+    stored = node.seen(node.record).node
+    work = NodeWork(stage="Applying", since_s=90.0, paused_s=paused_s, closed_s=closed_s)
+    record = Record("boot-1", node=work)
+    assert relief(record, stored, boot, 90.0 + after_s) is None, "nothing is owed"
+    owed = replace(stored, annotations={OWED: '{"turn": "t", "labels": {}}'})
+    due = relief(record, owed, boot, 90.0 + after_s)
+    assert (due is not None) == opens
+    assert due is None or (due.change.closed, due.change.annotations) == (False, {OWED: None})
 
 
 # --- whose turn ---
@@ -390,6 +420,39 @@ def test_a_plugin_is_told_to_look_again_until_that_is_answered_and_then_left_alo
     record = answered(record, effect, error, node.now_s)
     record, effect = decide(record, node.seen(record))
     assert isinstance(effect, Wait)
+
+
+def closed_and(stage: Stage, since_s: float, paused_s: float | None) -> tuple[ToyNode, Record]:
+    """A node that was closed for a turn, at some stage of it."""
+    node = ToyNode(["1g@0"])
+    node.wish("bbbbbbbb", {0: ["2x2g.12gb"]}, foreignInstances="Adopt")
+    node.taints = (Taint(TAINT, "", "NoSchedule"),)
+    node.annotations[OWED] = '{"turn": "bbbbbbbb", "labels": {}}'
+    work = NodeWork(turn="bbbbbbbb", stage=stage, since_s=since_s, pause="Labels", paused_s=paused_s, closed_s=since_s)
+    return node, Record(node.boot, node=work)
+
+
+def test_an_agent_that_comes_back_too_late_pauses_nobody_any_more() -> None:
+    node, record = closed_and("Pausing", 0.0, 0.0)
+    assert node.now_s > CLIENTS_MAX_S
+    record, effect = decide(record, seen_of(node))
+    assert not isinstance(effect, ChangeNode)
+    assert record.node is not None
+    assert (record.node.stage, record.node.why and record.node.why.reason) == ("Backing", "DrainTimeout")
+
+
+@pytest.mark.parametrize(("over_s", "tries", "tried"), [(0.0, 2, True), (1.0, 0, True), (1.0, 1, False)])
+def test_device_nodes_are_tried_for_again_only_within_the_bound_of_a_pause(
+    over_s: float, tries: int, tried: bool
+) -> None:
+    node, record = closed_and("Refreshing", 0.0, node_time := 500.0 - PAUSE_MAX_S)
+    assert record.node is not None
+    failed = Cause("NVMLError", "nvidia-smi hangs")
+    record = working(record, replace(record.node, refresh=failed if tries else None, refresh_tries=tries))
+    record, effect = decide(record, replace(seen_of(node), now_s=node_time + PAUSE_MAX_S + over_s))
+    assert isinstance(effect, RefreshDevices) == tried
+    assert record.node is not None
+    assert record.node.stage == ("Refreshing" if tried else "Opening")
 
 
 def test_pods_are_listed_anew_only_while_it_matters() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from itertools import count
 from random import Random
 
@@ -11,6 +12,7 @@ from toy_node import DEPLOY, Crash, ToyNode, made
 
 from migd.agent.node.bounds import CLOSED_MAX_S, PAUSE_MAX_S
 from migd.agent.node.effects import ChangeNode, HangUp, RefreshDevices, StopPlugin
+from migd.agent.node.turning import HOLD
 from migd.agent.records import Cause, Record
 from migd.kube.owed import OWED
 from migd.mig.geometry import EMPTY, Layout
@@ -373,6 +375,64 @@ def test_a_gpu_that_cannot_even_go_back_is_told_so_and_is_made_whole_later() -> 
     node.run(2000)
     assert [layout.instances for layout in node.layouts()] == [made("1g@0 1g@1 1g@2 1g@3")] * 2
     assert node.untouched()
+
+
+def half_done() -> ToyNode:
+    """A node whose GPU 0 could neither be changed nor put back, and could be now."""
+    node = ready()
+    node.gpus[0].refuses = {kind: Cause("NVMLError", "no") for kind in (CreateGpuInstance, CreateComputeInstance)}
+    node.wish("bbbbbbbb", {0: TWO_G, 1: ONE_G})
+    while node.phases() != ["Failed", "Ready"]:
+        node.step()
+    node.gpus[0].refuses.clear()
+    node.operations.clear()
+    return node
+
+
+@pytest.mark.parametrize(("where", "withdrawn"), [("gpu", False), ("gpu", True), ("node", True)])
+def test_a_gpu_that_is_half_done_is_left_alone_while_somebody_holds_it(where: str, withdrawn: bool) -> None:
+    node = half_done()
+    if where == "gpu":
+        node.annotate(0, HOLD)
+    else:
+        node.annotations[HOLD] = "ann looks at it"
+    if withdrawn:
+        node.withdraw()
+    node.run(4000)
+    assert node.operations == []
+    assert node.untouched()
+    node.annotations.clear()
+    node.partitions["gpu-0"] = replace(node.partitions["gpu-0"], annotations={})
+    node.run(4000)
+    assert node.record.open == ()
+
+
+def test_a_half_done_gpu_that_nobody_wishes_waits_for_an_owner_that_works_here() -> None:
+    node = half_done()
+    node.withdraw(keep_wish=False)
+    node.labels[f"{DEPLOY}mig-manager"] = "true"
+    node.run(4000)
+    assert node.operations == []
+    assert node.untouched()
+    del node.labels[f"{DEPLOY}mig-manager"]
+    node.run(4000)
+    assert node.record.open == ()
+
+
+def test_beside_a_plugin_that_runs_on_nothing_is_changed_while_the_kubelet_does_not_answer() -> None:
+    """A pod that tolerates every taint may be given an instance at any time."""
+    node = ready("Tolerant", 1)
+    node.wish("bbbbbbbb", {0: TWO_G})
+    while not node.operations:
+        node.step()
+    node.kubelet_answers = False
+    done = len(node.operations)
+    node.run(100)
+    assert len(node.operations) == done
+    node.kubelet_answers = True
+    node.run(600)
+    assert node.phases() == ["Ready"]
+    assert node.layouts()[0] == Layout(True, made("2g@0 2g@2"))
 
 
 def test_what_is_half_done_goes_back_also_while_others_of_the_node_have_a_turn() -> None:
