@@ -65,6 +65,15 @@ class NodeWish:
         """Whether there is anything to do on the hardware."""
         return any(c.judged is not None and c.judged.changes for c in self.wished)
 
+    @property
+    def clear(self) -> bool:
+        """Whether something could be begun there now, by what its agent tells of its GPUs.
+
+        As the agent has it: a GPU in use keeps its whole node waiting; what else is in the way of one stops no other.
+        """
+        reasons = {c.judged.reason for c in self.wished if c.judged is not None and c.judged.changes}
+        return "InUse" not in reasons and (None in reasons or not reasons)
+
 
 def node_wish(
     node: NodeFacts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from migd.plans.partitions import Partition
@@ -16,6 +16,9 @@ COMMITTED: Final = frozenset({"Changing", "Verifying", "RollingBack"})
 """After the first effect on hardware: such a node finishes, whatever is decided meanwhile."""
 _BROKEN: Final = frozenset({"Failed", "Held"})
 _STUCK: Final = frozenset({"Blocked", "RebootRequired"})
+_MET: Final = "at its last turn this was in the way: "
+_FORGOTTEN: Final = timedelta(minutes=30)
+"""So long a node counts as in the way for what no look at its status shows; the agent's longest pause is no shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,61 @@ class Progress:
 class Turn:
     """What becomes of a node's turn: Keep it, Give it one, Take it back; or Leave all as it is, since it must finish.
 
-    why: what keeps it from a turn; no_room: only the number of nodes does.
+    why: what keeps it from a turn.
     """
 
     progress: Progress
     act: Literal["Keep", "Give", "Take", "Leave"]
     why: Left | None = None
-    no_room: bool = False
+
+
+@dataclass(slots=True)
+class _Room:
+    """What is left of each plan's limit while turns are given out, by plan; below 0 where too many are used.
+
+    leaving: how many of the used nodes are on their way out, since their turn was taken back.
+    blocked: nodes, by name, that have a turn which they cannot use now: they make room for one that could.
+    """
+
+    free: dict[str, int]
+    leaving: dict[str, int]
+    blocked: dict[str, Progress]
+
+    def fits(self, one: Progress) -> bool:
+        """Whether a node may start now. One that is used already has its place."""
+        least = 0 if one.used else 1
+        return all(self.free[plan.name] >= least for plan in one.wish.plans)
+
+    def give(self, one: Progress) -> None:
+        """Count a node that starts."""
+        for plan in one.wish.plans:
+            self.free[plan.name] -= not one.used
+            self.leaving[plan.name] -= _leaving(one)
+
+    def promise(self, one: Progress) -> tuple[Progress, ...]:
+        """Keep the room for a node that could start as soon as others are out; the blocked nodes that must go for it.
+
+        Nothing is kept, and nobody goes, where it still could not start then. What is kept goes to no other: a blocked
+        node that got it back would have to make room again.
+        """
+        names = [plan.name for plan in one.wish.plans]
+        coming = {name: self.free[name] + self.leaving[name] for name in names}
+        going: list[Progress] = []
+        for name in names:
+            for other in self.blocked.values():
+                others = {plan.name for plan in other.wish.plans}
+                if coming[name] < 1 and name in others and other not in going:
+                    going.append(other)
+                    coming = {n: left + (n in others) for n, left in coming.items()}
+        if min(coming.values()) < 1:
+            return ()
+        for other in going:
+            del self.blocked[other.wish.node.name]
+            for plan in other.wish.plans:
+                self.leaving[plan.name] += 1
+        for name in names:
+            self.free[name] -= 1
+        return tuple(going)
 
 
 def progress_of(wish: NodeWish) -> Progress:
@@ -141,10 +192,6 @@ def give_turns(found: Sequence[Progress], stops: Mapping[str, Left], now: dateti
         for plan in one.wish.plans:
             of_plan.setdefault(plan.name, []).append(one)
     plans = {plan.name: plan for one in ordered for plan in one.wish.plans}
-    room = {
-        name: limit_of(plans[name].plan.spec.rollout.max_unavailable, len(nodes)) - sum(n.used for n in nodes)
-        for name, nodes in of_plan.items()
-    }
     failed = {
         name: next((n.wish.node.name for n in nodes if n.given and n.state == "Failed"), None)
         for name, nodes in of_plan.items()
@@ -158,16 +205,34 @@ def give_turns(found: Sequence[Progress], stops: Mapping[str, Left], now: dateti
             queue.append(one)
         else:
             turns[one.wish.node.name] = turn
-    for one in sorted(queue, key=lambda p: (not p.broke, not p.used, _waits_since(p.wish, now), p.wish.node.name)):
-        names = [plan.name for plan in one.wish.plans]
-        stopped = _stopped(names, failed)
-        why = stopped or _no_room(one, names, room)
-        turns[one.wish.node.name] = Turn(one, "Give" if why is None else "Take", why, why is not None and not stopped)
-        if why is None and not one.used:
-            for name in names:
-                room[name] -= 1
-    _rotate(turns)
+    room = _Room(
+        free={
+            name: limit_of(plans[name].plan.spec.rollout.max_unavailable, len(nodes)) - sum(n.used for n in nodes)
+            for name, nodes in of_plan.items()
+        },
+        leaving={name: sum(_leaving(n) for n in nodes) for name, nodes in of_plan.items()},
+        blocked={name: turn.progress for name, turn in turns.items() if _in_the_way(turn)},
+    )
+    for one in sorted(queue, key=lambda p: _order(p, now)):
+        name = one.wish.node.name
+        why = _stopped([plan.name for plan in one.wish.plans], failed)
+        if why is not None:
+            turns[name] = Turn(one, "Take", why)
+        elif room.fits(one):
+            room.give(one)
+            turns[name] = Turn(one, "Give")
+        else:
+            turns[name] = Turn(one, "Take", _met(one.wish, now) or _no_room(one, room.free))
+            if _able(one.wish, now) and not one.used:
+                for other in room.promise(one):
+                    turns[other.wish.node.name] = Turn(other, "Take", _meets(other.wish))
     return turns
+
+
+def _order(one: Progress, now: datetime) -> tuple[bool, bool, bool, bool, datetime, str]:
+    """Who comes first: nodes that failed or are under way, then those that could go, then those that waited longest."""
+    there = one.used and _carries(one.wish)
+    return (not one.broke, not there, not _able(one.wish, now), not one.used, *_since(one.wish, now))
 
 
 def _settled(one: Progress, stops: Mapping[str, Left]) -> Turn | None:
@@ -206,31 +271,51 @@ def _stopped(names: Sequence[str], failed: Mapping[str, str | None]) -> Left | N
     return None
 
 
-def _no_room(one: Progress, names: Sequence[str], room: Mapping[str, int]) -> Left | None:
-    if one.used and all(room[name] >= 0 for name in names):
-        return None  # it has its place already
-    for name in names:
-        if room[name] <= 0:
-            return Left("Waiting", f"it is not this node's turn in plan {name} (rollout.maxUnavailable)")
+def _no_room(one: Progress, free: Mapping[str, int]) -> Left:
+    name = min(one.wish.plans, key=lambda plan: (free[plan.name], plan.name)).name
+    return Left("Waiting", f"it is not this node's turn in plan {name} (rollout.maxUnavailable)")
+
+
+def _in_the_way(turn: Turn) -> bool:
+    """Whether a node has a turn that it cannot use now, so that it must not stop a rollout."""
+    one = turn.progress
+    return turn.act == "Keep" and one.state == "Blocked" and not _reboots(one.wish)
+
+
+def _leaving(one: Progress) -> bool:
+    """Whether a node's turn was taken back, and its agent will soon have answered."""
+    out = one.given or one.committed or one.broke or one.wish.node.silent
+    return one.used and not out and not _carries(one.wish)
+
+
+def _carries(wish: NodeWish) -> bool:
+    """Whether a turn is there, be it of this wish or of another."""
+    return any(c.partition.spec.assignment is not None for c in wish.claims)
+
+
+def _able(wish: NodeWish, now: datetime) -> bool:
+    """Whether a node could start, as far as is known before it has its turn."""
+    return wish.clear and _met(wish, now) is None
+
+
+def _meets(wish: NodeWish) -> Left:
+    """Why a blocked node's turn is taken back. What its status shows at all times need not be remembered."""
+    shown = not wish.clear or any(c.partition.status.reason in ("InUse", "NeverIdle") for c in wish.wished)
+    said = next((c.partition.status for c in wish.wished if c.partition.status.phase == "Blocked"), None)
+    if shown or said is None:
+        return Left("Waiting", "something was in the way; it waits for its next turn")
+    return Left("Waiting", f"{_MET}{said.message or said.reason}")
+
+
+def _met(wish: NodeWish, now: datetime) -> Left | None:
+    """What was in a node's way at its last turn for this very wish, where nothing but a turn would show it again."""
+    for claim in wish.wished:
+        said = claim.partition.says("Assigned")
+        if said is None or said.status != "False" or not said.message.startswith(_MET):
+            continue
+        if claim.partition.spec.desired == claim.desired and now - said.last_transition_time < _FORGOTTEN:
+            return Left("Waiting", said.message)
     return None
-
-
-def _rotate(turns: dict[str, Turn]) -> None:
-    """Take a blocked node's turn where another waits for room; that one starts once the node is known to be out.
-
-    Without this a node that is never idle would stop a rollout; and without waiting it could close beside the other.
-    """
-    blocked = {
-        name: turn.progress
-        for name, turn in turns.items()
-        if turn.act == "Keep" and turn.progress.state == "Blocked" and not _reboots(turn.progress.wish)
-    }
-    for waiting in [t for t in turns.values() if t.no_room]:
-        names = {p.name for p in waiting.progress.wish.plans}
-        name = next((n for n, one in blocked.items() if any(p.name in names for p in one.wish.plans)), None)
-        if name is not None:
-            why = Left("Waiting", "something was in the way; it waits for its next turn")
-            turns[name] = Turn(blocked.pop(name), "Take", why)
 
 
 def _reboots(wish: NodeWish) -> bool:
@@ -238,7 +323,8 @@ def _reboots(wish: NodeWish) -> bool:
     return any(c.partition.status.phase == "RebootRequired" for c in wish.wished)
 
 
-def _waits_since(wish: NodeWish, now: datetime) -> datetime:
+def _since(wish: NodeWish, now: datetime) -> tuple[datetime, str]:
     """Since when the node has waited: those that waited longest come first, one that lost its turn comes last."""
     said = [c.partition.says("Assigned") for c in wish.wished]
-    return max((s.last_transition_time for s in said if s is not None and s.status == "False"), default=now)
+    since = max((s.last_transition_time for s in said if s is not None and s.status == "False"), default=now)
+    return since, wish.node.name
