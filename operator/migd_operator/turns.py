@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
@@ -26,15 +27,18 @@ class Progress:
     """How far one node is.
 
     given: all its wished GPUs carry exactly this wish and turn. used: the rollout has it closed, or it failed, or it
-    may close at any time. committed: hardware is being changed, so nothing may be taken back.
-    broke: it failed at a wish before this one; it has a place in the rollout already.
+    may close at any time. counts: the plans, by name, in whose limits it does while it is used. committed: hardware is
+    being changed, so nothing may be taken back. inside: it may be closed for a turn that is not, or not only, for this
+    wish. broke: it failed at a wish before this one; it has a place in the rollout already.
     """
 
     wish: NodeWish
     state: State
     given: bool
     used: bool
+    counts: frozenset[str]
     committed: bool
+    inside: bool
     broke: bool = False
 
 
@@ -59,7 +63,7 @@ class _Room:
     """
 
     free: dict[str, int]
-    leaving: dict[str, int]
+    leaving: Counter[str]
     blocked: dict[str, Progress]
 
     def fits(self, one: Progress) -> bool:
@@ -71,7 +75,8 @@ class _Room:
         """Count a node that starts."""
         for plan in one.wish.plans:
             self.free[plan.name] -= not one.used
-            self.leaving[plan.name] -= _leaving(one)
+        for name in one.counts:
+            self.leaving[name] -= _leaving(one)
 
     def promise(self, one: Progress) -> tuple[Progress, ...]:
         """Keep the room for a node that could start as soon as others are out; the blocked nodes that must go for it.
@@ -84,16 +89,14 @@ class _Room:
         going: list[Progress] = []
         for name in names:
             for other in self.blocked.values():
-                others = {plan.name for plan in other.wish.plans}
-                if coming[name] < 1 and name in others and other not in going:
+                if coming[name] < 1 and name in other.counts and other not in going:
                     going.append(other)
-                    coming = {n: left + (n in others) for n, left in coming.items()}
+                    coming = {n: left + (n in other.counts) for n, left in coming.items()}
         if min(coming.values()) < 1:
             return ()
         for other in going:
             del self.blocked[other.wish.node.name]
-            for plan in other.wish.plans:
-                self.leaving[plan.name] += 1
+            self.leaving.update(other.counts)
         for name in names:
             self.free[name] -= 1
         return tuple(going)
@@ -107,22 +110,34 @@ def progress_of(wish: NodeWish) -> Progress:
     given = wish.turn is not None and all(
         c.partition.spec.desired == c.desired and c.partition.spec.assignment == wish.turn for c in wish.wished
     )
+    names = frozenset(plan.name for plan in wish.plans)
+    silent = wish.node.silent
+    loose = [c.partition for c in wish.claims if not given or c.desired is None]
+    inside = (wish.node.closed and not given) or any(_under_way(p, silent) for p in loose)
+    every_plan = names | wish.carried | {plan.name for c in wish.claims for plan in c.plans}
+    counts = every_plan if inside else names
     if not given:
         broke = any(p.status.phase in _BROKEN for p in wished)
-        used = broke or any(_under_way(p) for p in every)
-        return Progress(wish, _or_unknown(wish, "Changing" if committed else "Waiting"), False, used, committed, broke)
+        state = _or_unknown(wish, "Changing" if committed else "Waiting")
+        return Progress(wish, state, False, broke or inside, counts, committed, inside, broke)
     state = _answered(wished)
     # a silent node that was given a turn may be closed still, so it is used until it is known to be ready
-    return Progress(wish, _or_unknown(wish, state), True, state != "Ready", committed)
+    used = state != "Ready" or inside or wish.node.closed
+    return Progress(wish, _or_unknown(wish, state), True, used, counts, committed, inside)
 
 
-def _under_way(partition: Partition) -> bool:
-    """Whether a change that is not wanted so any more may still have the node closed."""
+def _under_way(partition: Partition, silent: bool) -> bool:
+    """Whether a turn that is not wanted so any more may still have the node closed.
+
+    An agent that has not answered may have begun what it was told before. One that is silent begins nothing.
+    """
     phase = partition.status.phase
-    unanswered = partition.status.observed_generation != partition.generation
     if phase == "Draining" or phase in COMMITTED:
         return True
-    return phase in MOVING | _STUCK and (partition.spec.assignment is not None or unanswered)
+    unanswered = partition.status.observed_generation != partition.generation
+    if phase in MOVING | _STUCK:
+        return partition.spec.assignment is not None or unanswered
+    return unanswered and phase is not None and not silent
 
 
 def _or_unknown(wish: NodeWish, state: State) -> State:
@@ -200,17 +215,18 @@ def give_turns(found: Sequence[Progress], stops: Mapping[str, Left], now: dateti
     turns: dict[str, Turn] = {}
     queue: list[Progress] = []
     for one in ordered:
-        turn = _settled(one, stops)
+        turn = _settled(one, stops, of_plan.keys())
         if turn is None:
             queue.append(one)
         else:
             turns[one.wish.node.name] = turn
+    taken = Counter(name for one in ordered if one.used for name in one.counts)
     room = _Room(
         free={
-            name: limit_of(plans[name].plan.spec.rollout.max_unavailable, len(nodes)) - sum(n.used for n in nodes)
+            name: limit_of(plans[name].plan.spec.rollout.max_unavailable, len(nodes)) - taken[name]
             for name, nodes in of_plan.items()
         },
-        leaving={name: sum(_leaving(n) for n in nodes) for name, nodes in of_plan.items()},
+        leaving=Counter(name for one in ordered if _leaving(one) for name in one.counts),
         blocked={name: turn.progress for name, turn in turns.items() if _in_the_way(turn)},
     )
     for one in sorted(queue, key=lambda p: _order(p, now)):
@@ -235,8 +251,12 @@ def _order(one: Progress, now: datetime) -> tuple[bool, bool, bool, bool, dateti
     return (not one.broke, not there, not _able(one.wish, now), not one.used, *_since(one.wish, now))
 
 
-def _settled(one: Progress, stops: Mapping[str, Left]) -> Turn | None:
-    """The turn of a node that has one, needs none or cannot have one; None for one that queues."""
+def _settled(one: Progress, stops: Mapping[str, Left], at_it: Set[str]) -> Turn | None:
+    """The turn of a node that has one, needs none or cannot have one; None for one that queues.
+
+    at_it: the plans, by name, that have nodes. A turn from other plans than before comes once the agent is out of the
+    one before: until then the node counts in those plans by the wish that it carries.
+    """
     stop = next((stops[p.name] for p in one.wish.plans if p.name in stops), None)
     if one.committed:
         return Turn(
@@ -258,6 +278,9 @@ def _settled(one: Progress, stops: Mapping[str, Left]) -> Turn | None:
         name = one.wish.node.name
         why = f"the agent of node {name} has not been heard since the operator started; it renews once a minute"
         return Turn(one, "Take", Left("Waiting", why))
+    before = sorted((one.wish.carried & at_it) - {plan.name for plan in one.wish.plans}) if one.inside else []
+    if before:
+        return Turn(one, "Take", Left("Waiting", f"it comes out of its turn in plan {before[0]} first"))
     if not one.wish.changes and not one.broke:
         return Turn(one, "Give")  # nothing is disturbed, so it needs no room
     return None
