@@ -145,7 +145,7 @@ def _true(fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, Any],
             desired = one.spec.desired
             return desired is not None and (
                 (bool(gpu.there) and desired.foreign_instances == "Refuse")
-                or (desired.drift == "Observe" and "drift" in acting.done)
+                or (desired.drift == "Observe" and bool({"drift", "reload", "reboot"} & acting.done))
             )
         case "GPUUnhealthy":
             return gpu.lost or "xid" in fleet.cluster.log[-1] or bool(one.status.board and one.status.board.trouble)

@@ -61,6 +61,13 @@ class Watching:
         self.fleet = fleet
         self.cluster = fleet.cluster
         self.cluster.cluster.listen(self._happened)
+        self.cluster.on_power(lambda name, _on: self.disturb(name, power=True))
+
+    def disturb(self, node: str, power: bool = False) -> None:
+        """A node's kubelet, device plugin or power goes: pods may die of that for a while."""
+        self.disturbed_s[node] = self.now_s()
+        if power:
+            self.disturbed_s[f"power {node}"] = self.now_s()
 
     def now_s(self) -> float:
         return self.cluster.stage.now_s()
