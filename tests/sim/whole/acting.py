@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import pynvml
-from fleet import OPERATOR, Fleet, plan
+from fleet import Fleet, plan
+from processes import OPERATOR
 
 from migd.sim.cluster_faults import NONE, Chances, Faults, Trouble, WatchTrouble
 from migd.sim.errors import SimulatedCrash, SimulationError

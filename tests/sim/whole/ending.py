@@ -135,8 +135,10 @@ def _true(fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, Any],
     match one.status.reason:
         case "InUse" | "NeverIdle":
             return held or _unpaused(fleet, node)
-        case "Infeasible":
+        case "Infeasible" | "UnknownProfile":
             return _cannot_be(one)
+        case "Conflict":
+            return bool(fleet.plan("rival"))
         case "Held":
             return HOLD in annotations or HOLD in one.annotations or _holds(one)
         case "ForeignOwner":
