@@ -58,18 +58,24 @@ def progress_of(wish: NodeWish) -> Progress:
     )
     if not given:
         broke = any(p.status.phase in _BROKEN for p in wished)
-        used = broke or any(_under_way(p) for p in every)
+        used = broke or any(_under_way(p, wish.node.silent) for p in every)
         return Progress(wish, _or_unknown(wish, "Changing" if committed else "Waiting"), False, used, committed, broke)
     state = _answered(wished)
     # a silent node that was given a turn may be closed still, so it is used until it is known to be ready
     return Progress(wish, _or_unknown(wish, state), True, state != "Ready", committed)
 
 
-def _under_way(partition: Partition) -> bool:
-    """Whether a change that is not wanted so any more may still have the node closed."""
+def _under_way(partition: Partition, silent: bool) -> bool:
+    """Whether a change that is not wanted so any more may still have the node closed.
+
+    An agent that lives and has not answered yet may have read what was taken back, whatever it said before. One that
+    is silent starts nothing; what it said last of what it was at still holds.
+    """
     phase = partition.status.phase
     unanswered = partition.status.observed_generation != partition.generation
     if phase == "Draining" or phase in COMMITTED:
+        return True
+    if unanswered and not silent and phase is not None:
         return True
     return phase in MOVING | _STUCK and (partition.spec.assignment is not None or unanswered)
 
