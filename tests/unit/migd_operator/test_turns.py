@@ -139,10 +139,7 @@ def test_a_node_that_has_not_answered_yet_may_be_closing_though_it_was_at_rest_b
     """Its agent may have read the turn that an edit takes back from it."""
     nodes = [node(n) for n in NODES[:2]]
     found = fleet([plan(rollout={"maxUnavailable": 1})], nodes, [gpu(n.name, layout="7g.80gb") for n in nodes])
-    if phase == "Ready":
-        found = turn(edit(settled(found), 2, HALVES))
-    else:
-        found = turn(found)
+    found = turn(edit(settled(found), 2, HALVES)) if phase == "Ready" else turn(found)
     (first,) = {p.spec.node_name for p in found.partitions if p.status.observed_generation != p.generation}
     found = turn(edit(found, 3, [{"profile": "2g.20gb", "count": 3}]))
     given = {p.spec.node_name for p in found.partitions if p.spec.desired and p.spec.desired.plan.generation == 3}
