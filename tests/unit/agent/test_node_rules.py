@@ -82,6 +82,7 @@ def test_other_devices_ended_pods_and_gpus_that_are_gone_hold_nothing() -> None:
     node = ToyNode(["1g@0 1g@1", None])
     first = next(iter(node.gpus[0].ids()))
     assert used(seen_of(node, devices=holding("eth0", resource="example.com/nic"))) == []
+    assert used(seen_of(node, devices=holding("0000:5e:00.2", resource="nvidia.com/hostdev"))) == []
     assert used(seen_of(node, devices=holding("GPU-gone"))) == []
     assert used(seen_of(node, devices=holding(first), pods=(pod("job", phase="Failed"),))) == []
 
