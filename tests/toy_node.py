@@ -62,7 +62,10 @@ class Crash(Exception):  # noqa: N818
 
 @dataclass
 class ToyGpu:
-    """A GPU. made: by instance, the serial number of its creation. used: instances that a process is on."""
+    """A GPU. made: by instance, the serial number of its creation. used: instances that a process is on.
+
+    resets: a mode change takes a reset, which nothing here can do.
+    """
 
     uuid: str
     index: int
@@ -74,6 +77,7 @@ class ToyGpu:
     refuses: dict[type, Cause] = field(default_factory=dict)
     lost: bool = False
     trouble: str = ""
+    resets: bool = False
 
     def ids(self) -> dict[str, GpuInstance | None]:
         """By device id, what a plugin that starts now would offer."""
@@ -94,8 +98,8 @@ class ToyGpu:
             )
             for i, serial in sorted(self.made.items())
         )
-        return SeenGpu(self.uuid, self.index, "NVIDIA A30", "0x20B710DE", 24576, MigMode(self.mig, self.mig), False,
-                       BOARD, found, self.whole_used, trouble=self.trouble)  # fmt: skip
+        return SeenGpu(self.uuid, self.index, "NVIDIA A30", "0x20B710DE", 24576, MigMode(self.mig, self.mig),
+                       not self.resets, BOARD, found, self.whole_used, trouble=self.trouble)  # fmt: skip
 
 
 @dataclass
@@ -135,6 +139,7 @@ class ToyNode:
         self.kubelet_answers = True
         self.refresh_fails = False
         self.clients_stay = False
+        self.daemons_owner = "DaemonSet"
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
         self.tie = itertools.count()
         self.changes = 0
@@ -367,7 +372,7 @@ class ToyNode:
             {"name": "nvidia-device-plugin-ds"} if app and self.install != "Operator" else {"app": app} if app else {}
         )
         gpus = ((pod.resource, 1),) if pod.resource else ()
-        value = Pod("n1", pod.phase, labels, gpus, False, "DaemonSet" if app else "Job", False, False, ("c",),
+        value = Pod("n1", pod.phase, labels, gpus, False, self.daemons_owner if app else "Job", False, False, ("c",),
                     tolerates=self.install == "Tolerant" and bool(app))  # fmt: skip
         return Stored(pod.name, "gpu-operator" if app else "ml", pod.uid, "1", 0, pod.deleting, {}, {}, value)
 
@@ -412,13 +417,14 @@ class ToyNode:
     def _tell(self, now: Told) -> None:
         for name, status in now.statuses.items():
             old = self.partitions[name]
-            conditions = tuple(c for c in old.value.status.conditions if c.type in ("Assigned", "AgentAlive"))
-            if status != old.value.status.model_copy(
-                update={"conditions": old.value.status.conditions[len(conditions) :]}
-            ):
+            before = old.value.status
+            operators = tuple(c for c in before.conditions if c.type in ("Assigned", "AgentAlive"))
+            agents = tuple(c for c in before.conditions if c not in operators)
+            if status != before.model_copy(update={"conditions": agents}):
                 self.status_writes += 1
                 self.writes[name] = self.now_s
-                self.partitions[name] = replace(old, value=old.value.model_copy(update={"status": status}))
+                both = status.model_copy(update={"conditions": operators + status.conditions})
+                self.partitions[name] = replace(old, value=old.value.model_copy(update={"status": both}))
         for key, value in now.labels.items():
             assert key.startswith("migd.dev/")
             if value is None:

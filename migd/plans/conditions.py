@@ -17,7 +17,7 @@ Phase = Literal[
     "Ready", "Blocked", "RebootRequired", "Failed", "Held", "Lost",
 ]  # fmt: skip
 Reason = Literal[
-    "AsWished", "Valid", "Waiting", "NotNeeded",
+    "AsWished", "Valid", "Assigned", "Waiting", "NotNeeded",
     "Infeasible", "UnknownProfile", "NotCapable", "Conflict", "DuplicateGPU", "InUse", "NeverIdle", "DrainBlocked",
     "DrainTimeout", "EvictionBudget", "ForeignOwner", "ForeignInstances", "DriverUpgrade", "GPUUnhealthy", "MPSInUse",
     "NoPermission", "ModeChangeFailed", "ResetRefused", "RebootRequired", "NVMLError", "NotAdvertised",
@@ -29,7 +29,7 @@ Status = Literal["True", "False", "Unknown"]
 
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
-WELL: Final = frozenset({"AsWished", "Valid", "Waiting", "NotNeeded"})
+WELL: Final = frozenset({"AsWished", "Valid", "Assigned", "Waiting", "NotNeeded"})
 """The reasons that name nothing wrong."""
 MESSAGE_MAX: Final = 4096
 

@@ -71,7 +71,7 @@ def _of_turns(look: Look, decision: Decision) -> Iterable[Note]:
             continue
         about = _about_plan(plan.name, plan.uid)
         if write.assignment is not None:
-            note = Note(about, "Normal", "Valid", "GiveTurn", f"node {spec.node_name} has its turn")
+            note = Note(about, "Normal", "Assigned", "GiveTurn", f"node {spec.node_name} has its turn")
         else:
             said = why.get(write.partition)
             reason, text = (said.reason, f": {said.message}") if said is not None else ("Waiting", "")

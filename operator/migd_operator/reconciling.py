@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -58,10 +58,14 @@ async def in_a_thread(fleet: Fleet) -> Decision:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Who this operator is. identity: of this process, as the pod's name. namespace: of its lease and the agents'."""
+    """Who this operator is. identity: of this process, as the pod's name. namespace: of its lease and the agents'.
+
+    pace: how often it renews its lease.
+    """
 
     identity: str
     namespace: str = NAMESPACE
+    pace: Pace = field(default_factory=Pace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class Operator:
         self._hearing = Hearing()
         self._assembler = Assembler(self._hearing, setup.namespace)
         claim = Claim(LEASE, setup.namespace, setup.identity, LEASE_S)
-        self._holding = Holding(cluster, claim, Pace(), self._led)
+        self._holding = Holding(cluster, claim, setup.pace, self._led)
         self._writer = Writer(cluster, lambda: self._holding.held, self._meters.failed)
         self._worker: Worker[str] = Worker(self._reconcile, at_once=1, failed=lambda _key, e: self._meters.failed(e))
         self._owners = OwnersElsewhere(cluster, self.wake)

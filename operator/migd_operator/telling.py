@@ -81,7 +81,9 @@ def _assigned(claim: Claim, turn: Turn) -> Said:
     if claim.desired is None:
         return Said("Assigned", "False", "NotNeeded", "no rule of a plan is for this GPU; it is left alone")
     if turn.act in ("Give", "Keep"):
-        return Said("Assigned", "True", "Valid", f"plan {claim.desired.plan.name} decides, and it is this node's turn")
+        return Said(
+            "Assigned", "True", "Assigned", f"plan {claim.desired.plan.name} decides, and it is this node's turn"
+        )
     why = turn.why or Left("Waiting", "it is not this node's turn")
     return Said("Assigned", "False", why.reason, why.message)
 

@@ -35,7 +35,7 @@ def test_a_plan_is_previewed_then_carried_out_and_then_ready():
     assert {p.labels["migd.dev/node"] for p in world.partitions()} == {"n1"}
     assert [(kind, reason, note.partition(":")[0]) for kind, reason, note in world.events()] == [
         ("Normal", "Valid", "accepted"),
-        ("Normal", "Valid", "node n1 has its turn"),
+        ("Normal", "Assigned", "node n1 has its turn"),
         ("Normal", "AsWished", "finished"),
     ]
 
@@ -151,7 +151,7 @@ def test_plans_of_equal_priority_conflict_on_their_gpu_only():
         world.plan("a", rules=[first])
         world.plan("b", HALVES)
         async with world.operator():
-            await world.until(lambda: world.assigned().get(gpu_name("n1", 1)) == ("True", "Valid"))
+            await world.until(lambda: world.assigned().get(gpu_name("n1", 1)) == ("True", "Assigned"))
             assert world.assigned()[gpu_name("n1", 0)] == ("False", "Conflict")
             await world.until(lambda: world.said("a", "Stalled") == ("True", "Conflict"))
             world.plan("b", HALVES, priority=1)

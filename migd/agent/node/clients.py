@@ -70,6 +70,35 @@ def stoppable(seen: NodeSeen) -> tuple[Stored[Pod], ...]:
     return tuple(p for p in plugins(seen) if p.value.owner == "DaemonSet" and not p.value.tolerates)
 
 
+def unstoppable(seen: NodeSeen) -> tuple[Stored[Pod], ...]:
+    """The device plugin's pods here that nothing of ours stops: no label does, and our taint keeps none away."""
+    if by_labels(seen.node):
+        return ()
+    away = stoppable(seen)
+    return tuple(pod for pod in plugins(seen) if pod not in away)
+
+
+def keeps_from_resets(seen: NodeSeen) -> str:
+    """Why no GPU of this node can be reset, in a sentence that says what to do; "" where nothing keeps it from that.
+
+    A reset needs every client gone. A plugin that runs on holds all GPUs, though NVML lists it among no processes.
+    """
+    running = unstoppable(seen)
+    if not running:
+        return ""
+    first = running[0]
+    names = ", ".join(sorted(pod.key for pod in running))
+    todo = (
+        "its DaemonSet tolerates every taint, or migd.dev/changing: take that toleration away"
+        if first.value.owner == "DaemonSet"
+        else "it is no DaemonSet's pod, so nobody would start it again: run it as a DaemonSet, or end it for the change"
+    )
+    return (
+        "a change of MIG mode takes a reset of this GPU, and the device plugin cannot be stopped for it: "
+        f"{names} stays when the node is closed. {todo[0].upper()}{todo[1:]}"
+    )
+
+
 def paused_still_there(seen: NodeSeen) -> tuple[Stored[Pod], ...]:
     """Pods of clients that are paused by labels and not gone yet."""
     owed = owed_of(seen.node)

@@ -12,7 +12,7 @@ from migd.agent.node.moments import Judged, View, work_of
 from migd.agent.node.turning import RETRY, held_of
 from migd.agent.records import AS_WISHED, Cause, NodeWork, Record, Stage
 from migd.kube.stored import Stored
-from migd.plans.conditions import Phase, Reason, Said, Status, cut
+from migd.plans.conditions import WELL, Phase, Reason, Said, Status, cut
 from migd.plans.partitions import BlockerDoc, Partition, Pod
 from migd.plans.preview import Blocker
 
@@ -31,6 +31,10 @@ _CHANGING: Final[frozenset[Stage]] = frozenset({"Applying", "Refreshing"})
 _SHOWING: Final[frozenset[Stage]] = frozenset({"Opening", "Verifying"})
 _NEXT_TRY: Final = f"it is tried again by itself, or at once with the annotation {RETRY}"
 _MOVING: Final = frozenset({"Pending", "WaitingForIdle", "Draining", "Changing", "Verifying", "RollingBack"})
+_TAKES_A_PERSON: Final = frozenset(
+    {"Conflict", "DuplicateGPU", "ForeignOwner", "Infeasible", "Invalid", "NotCapable", "UnknownProfile"}
+)
+"""Of the reasons why a GPU is given no turn, those that do not pass by waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +70,15 @@ def _phase(record: Record, view: View, judged: Judged, partition: Stored[Partiti
         moving = _moving(record, work, now.uuid)
         if moving is not None:
             return moving
+    left = _left_out(partition)
     if desired is None:
-        return "Idle", Cause("NotNeeded", "")
+        return "Idle", left or Cause("NotNeeded", "")
     outcome = record.gpu(now.uuid).outcome
     hold = held_of(partition, view.seen)
     if hold and not (given and work.stage == "Rest" and outcome is not None and outcome.phase == "Ready"):
         return "Blocked", Cause("Held", hold)
+    if not given and left is not None:
+        return "Blocked" if left.reason in _TAKES_A_PERSON else "Pending", left
     if not given:
         return "Pending", Cause("Waiting", "it waits for its node's turn")
     if outcome is not None and outcome.phase != "Ready":
@@ -82,6 +89,14 @@ def _phase(record: Record, view: View, judged: Judged, partition: Stored[Partiti
     if outcome is None:
         return "Pending", Cause("Waiting", "the next attempt begins")
     return _at_rest(work, view, judged, now.uuid, desired.drift)
+
+
+def _left_out(partition: Stored[Partition]) -> Cause | None:
+    """What keeps this GPU from a turn, as the operator says of this very wish; None where it only has to wait."""
+    said = partition.value.says("Assigned")
+    if said is None or said.status != "False" or said.observed_generation != partition.generation:
+        return None
+    return None if said.reason in WELL else Cause(said.reason, said.message)
 
 
 def _moving(record: Record, work: NodeWork, uuid: str) -> tuple[Phase, Cause] | None:

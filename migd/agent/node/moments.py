@@ -9,6 +9,7 @@ from typing import Any, Final
 from migd.agent.deciding import awaiting, opened
 from migd.agent.driving import cause_of
 from migd.agent.node.bounds import backoff_s
+from migd.agent.node.clients import keeps_from_resets
 from migd.agent.node.effects import ChangeNode
 from migd.agent.node.holding import Held, held
 from migd.agent.node.seeing import NodeSeen
@@ -74,6 +75,7 @@ def judge(record: Record, view: View) -> Judged:
     """Judge every GPU of the turn by itself."""
     plans: dict[str, GpuPreview] = {}
     apart: dict[str, Outcome] = {}
+    no_resets = keeps_from_resets(view.seen)
     for gpu in sorted(view.held.gpus, key=lambda gpu: gpu.index):
         order = view.turn.orders.get(gpu.uuid) if view.turn else None
         if order is None:
@@ -89,6 +91,8 @@ def judge(record: Record, view: View) -> Judged:
             apart[gpu.uuid] = Outcome("Failed", cause_of(plan.refused))
         elif plan.blocked is not None and plan.blocked.reason != "InUse":
             apart[gpu.uuid] = Outcome("Blocked", cause_of(plan.blocked))
+        elif plan.reset and no_resets:  # known before the node is closed, and lasting
+            apart[gpu.uuid] = Outcome("Blocked", Cause("ResetRefused", no_resets))
     changing = tuple(uuid for uuid, plan in plans.items() if uuid not in apart and plan.changes)
     return Judged(plans, apart, changing, tuple(uuid for uuid in changing if plans[uuid].blocked is not None))
 

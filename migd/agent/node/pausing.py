@@ -9,7 +9,15 @@ from migd.agent.driving import parked
 from migd.agent.node.advertising import advertised
 from migd.agent.node.beginning import Decided
 from migd.agent.node.bounds import CLIENTS_MAX_S, CLOSED_MAX_S, POLL_S, SETTLE_S
-from migd.agent.node.clients import by_labels, client_labels, paused_still_there, plugins, stoppable, to_pause
+from migd.agent.node.clients import (
+    by_labels,
+    client_labels,
+    paused_still_there,
+    plugins,
+    stoppable,
+    to_pause,
+    unstoppable,
+)
 from migd.agent.node.effects import ChangeNode, Effect, LookAgain, StopPlugin, Wait
 from migd.agent.node.guarding import guard
 from migd.agent.node.holding import unadmitted
@@ -154,8 +162,7 @@ def _kind(view: View) -> PauseKind:
     """How the device plugin is kept from handing out: one that tolerates our taint would come straight back."""
     if by_labels(view.seen.node):
         return "Labels"
-    running = plugins(view.seen)
-    return "Pods" if running and len(stoppable(view.seen)) == len(running) else "None"
+    return "Pods" if plugins(view.seen) and not unstoppable(view.seen) else "None"
 
 
 def _next_pause(record: Record, view: View, judged: Judged) -> Effect | None:

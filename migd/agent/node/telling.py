@@ -12,7 +12,7 @@ from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.showing import board_doc, observed_doc, previous_doc, same_but_use, transition_doc
 from migd.agent.records import Record
 from migd.kube.stored import OURS, Stored
-from migd.plans.conditions import MESSAGE_MAX, Phase, cut, following
+from migd.plans.conditions import MESSAGE_MAX, WELL, Phase, cut, following
 from migd.plans.partitions import Partition, PartitionStatus
 
 COALESCE_S: Final = 30.0
@@ -24,6 +24,7 @@ _WORST: Final[tuple[tuple[str, frozenset[Phase]], ...]] = (
     ("changing", frozenset({"Pending", "WaitingForIdle", "Draining", "Changing", "Verifying", "RollingBack"})),
     ("ready", frozenset({"Ready"})),
 )
+_HALF_WAY: Final[frozenset[Phase]] = frozenset({"Changing", "RollingBack"})
 _STATE: Final = f"{OURS}state"
 _COUNT: Final = (f"{OURS}mig-", ".count")
 
@@ -65,15 +66,16 @@ def _status(record: Record, view: View, judged: Judged, partition: Stored[Partit
     readable = now is not None and not now.out_of_reach
     ours = record.gpu(now.uuid if now is not None else partition.name)
     half_way = said.phase == was.phase  # each step and each operation is not worth a write
-    steady = half_way and said.phase in ("Changing", "RollingBack")
+    well = said.phase == "Ready" or (said.phase == "Idle" and said.cause.reason in WELL)
+    steady = half_way and said.phase in _HALF_WAY
     transition = transition_doc(record, partition, now, was.last_transition)
     if half_way and transition is not None and was.last_transition is not None and transition.finished_at is None:
         transition = was.last_transition if was.last_transition.finished_at is None else transition
     return PartitionStatus(
         observed_generation=partition.generation,
         phase=said.phase,
-        reason="" if said.phase in ("Ready", "Idle") else said.cause.reason,
-        message="" if said.phase in ("Ready", "Idle") else cut(said.cause.message, MESSAGE_MAX),
+        reason="" if well else said.cause.reason,
+        message="" if well else cut(said.cause.message, MESSAGE_MAX),
         conditions=following(was.conditions, said.conditions, partition.generation, view.seen.wall),
         board=board_doc(now, view.seen.driver) if now is not None and readable else was.board,
         observed=observed_doc(now, ours.owned) if now is not None and readable and not steady else was.observed,
@@ -91,7 +93,7 @@ def _ours(status: PartitionStatus) -> PartitionStatus:
 
 
 def _labels(seen: NodeSeen, statuses: Mapping[str, PartitionStatus]) -> dict[str, str | None]:
-    """The node's labels of ours; none where no GPU has a wish."""
+    """The node's labels of ours; none where no GPU has a wish. Instances are counted when a change is over."""
     wished = {p.name for p in seen.partitions if p.value.spec.desired is not None}
     phases = {status.phase for name, status in statuses.items() if name in wished}
     start, end = _COUNT
@@ -100,6 +102,8 @@ def _labels(seen: NodeSeen, statuses: Mapping[str, PartitionStatus]) -> dict[str
     if not phases:
         return labels
     labels[_STATE] = next((word for word, those in _WORST if phases & those), "changing")
+    if phases & _HALF_WAY:  # kubelet, scheduler and many others follow nodes: an operation is not worth a write
+        return labels | {key: seen.node.value.labels[key] for key in there if key != _STATE}
     counts: dict[str, int] = {}
     for gpu in seen.gpus:
         for instance in gpu.instances:

@@ -21,6 +21,8 @@ from whole.drawing import CALLS, CUTS, Act, Tale, instances
 PLAN: Final = "plan"
 _READS: Final = ("nvmlDeviceGetMigMode", "nvmlDeviceGetGpuInstances", "nvmlDeviceGetComputeRunningProcesses*")
 _ERRORS: Final = (999, 999, 10, 15, 19)
+CALM_S: Final = 30.0
+"""So long after the last act its faults may still strike."""
 _HOLD: Final = "migd.dev/hold"
 
 
@@ -89,8 +91,7 @@ class Acting:
         self.done: set[str] = set()
         self.gone: set[str] = set()
         self.odd: set[str] = set()  # nodes whose device plugin may show less than there is
-        self._rivals = 0
-        self._back: list[Callable[[], None]] = []
+        self.last_s = 0.0  # when the last of what was begun is over
 
     def act(self, one: Act) -> None:
         """Do it."""
@@ -109,16 +110,16 @@ class Acting:
         self.strikes.armed.clear()
         for node in self.fleet.nodes:
             node.host.clear_faults()
-        for undo in self._back:
-            undo()
-        for job in [*self.tale.jobs, *[w for w in self._more_jobs]]:
+        for job in (*self.tale.jobs, *self._more_jobs):
             if job.lasts_s is not None or dice.random() < 0.5:
                 self.cluster.workloads.stop(job.name)
 
     _more_jobs: tuple[Workload, ...] = ()
 
     def _later(self, dice: random.Random, least_s: float, most_s: float, undo: Callable[[], None]) -> None:
-        self.cluster.stage.later(dice.uniform(least_s, most_s), undo)
+        seconds = dice.uniform(least_s, most_s)
+        self.last_s = max(self.last_s, self.cluster.stage.now_s() + seconds)
+        self.cluster.stage.later(seconds, undo)
 
     # ---- plans
 
@@ -308,7 +309,9 @@ class Acting:
 
     def _reboot(self, dice: random.Random, node: SimNode) -> None:
         if node.kubelet.up:
-            self.cluster.reboot(node.name, dice.uniform(10, 90))
+            seconds = dice.uniform(10, 90)
+            self.last_s = max(self.last_s, self.cluster.stage.now_s() + seconds + 5.0)
+            self.cluster.reboot(node.name, seconds)
 
     def _kubelet_restart(self, dice: random.Random, node: SimNode) -> None:
         if node.kubelet.up:
@@ -341,5 +344,5 @@ async def act_out(tale: Tale, acting: Acting) -> None:
         acting.act(one)
         acting.fleet.check()
     if tale.acts:
-        await asyncio.sleep(125)
+        await asyncio.sleep(max(CALM_S, acting.last_s - loop.time() + 1.0))
     acting.calm(random.Random(f"calm {tale.seed}"))

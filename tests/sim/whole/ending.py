@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from fleet import Fleet
 
+from migd.mig.transition import Refusal, transition
 from migd.plans.partitions import Partition
 from migd.plans.wishes import Wish, resolve
 from migd.sim.node_documents import labels_of, running
@@ -134,6 +135,8 @@ def _true(fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, Any],
     match one.status.reason:
         case "InUse" | "NeverIdle":
             return held or _unpaused(fleet, node)
+        case "Infeasible":
+            return _cannot_be(one)
         case "Held":
             return HOLD in annotations or HOLD in one.annotations or _holds(one)
         case "ForeignOwner":
@@ -153,6 +156,14 @@ def _true(fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, Any],
         case "Paused":
             return bool(fleet.plan(PLAN)["spec"].get("paused"))
     return one.status.phase in ("Pending", "Idle") and one.spec.assignment is None
+
+
+def _cannot_be(one: Partition) -> bool:
+    """Whether no layout of this board is as wished."""
+    wish, seen = _wish(one), one.gpu
+    if wish is None or seen is None or seen.board is None:
+        return wish is None
+    return isinstance(transition(seen.board, frozenset(), frozenset(), wish.counts), Refusal)
 
 
 def _holds(one: Partition) -> bool:

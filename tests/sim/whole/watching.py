@@ -13,9 +13,9 @@ from migd.agent.node.looking import AgentPorts
 from migd.agent.ports import Gpus, Reset
 from migd.kube.nodes import TAINT
 from migd.kube.owed import OWED, PAUSED
+from migd.mig.observed import SeenGpu
 from migd.mig.operations import Operation
 from migd.mig.transition import Refusal, transition
-from migd.mig.observed import SeenGpu
 from migd.plans.partitions import Desired, Partition, partition_of
 from migd.plans.plan import GpuSelector, Rule
 from migd.plans.wishes import Wish, resolve
@@ -48,6 +48,7 @@ class Watching:
     wrong: list[str] = field(default_factory=list)
     reached: set[str] = field(default_factory=set)
     closed: dict[str, Closed] = field(default_factory=dict)
+    previewed: dict[str, Any] = field(default_factory=dict)  # the first preview of the first plan
     done: dict[str, set[str]] = field(default_factory=dict)  # node -> turns that it ended well
     disturbed_s: dict[str, float] = field(default_factory=dict)  # node -> when its kubelet, plugin or power last went
     _held_since: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -105,7 +106,10 @@ class Watching:
             case "gpupartitions":
                 self._partition(happened)
             case "gpupartitionplans":
-                for one in (happened.after.document.get("status") or {}).get("conditions") or ():
+                status = happened.after.document.get("status") or {}
+                if not self.previewed and "preview" in status:
+                    self.previewed.update(status["preview"])
+                for one in status.get("conditions") or ():
                     self.reached.add(f"plan {one['type']} {one['status']} {one['reason']}")
 
     def _node(self, happened: Happened) -> None:
@@ -135,18 +139,22 @@ class Watching:
         self.reached.add("closed")
         if self.now_s() - self.disturbed_s.get(f"power {name}", -1e9) < 600:
             return  # after a reboot a node is closed at once
-        rolling = [n for n, c in self.closed.items() if c.turn not in self.done.get(n, ()) and c.turn]
-        if turn and len(rolling) > self._limit():
-            self.says(f"{', '.join(sorted(rolling))} are closed at once, and {self._limit()} may be")
+        if turn:
+            self._within_limits()
         self._must_be_idle(name, turn)
 
-    def _limit(self) -> int:
-        """How many nodes may be closed at once: the largest that any plan allows."""
-        most = [1]
-        for one in self.cluster.all("gpupartitionplans"):
-            said = (one["spec"].get("rollout") or {}).get("maxUnavailable", 1)
-            most.append(said if isinstance(said, int) else max(1, len(self.fleet.nodes) * int(said[:-1]) // 100))
-        return max(most)
+    def _within_limits(self) -> None:
+        """No plan has more nodes closed for the first time at their wishes than it allows."""
+        rolling = [n for n, c in self.closed.items() if c.turn and c.turn not in self.done.get(n, ())]
+        of_plan: dict[str, set[str]] = {}
+        for one in self.fleet.partitions():
+            if one.spec.node_name in rolling and one.spec.desired is not None:
+                of_plan.setdefault(one.spec.desired.plan.name, set()).add(one.spec.node_name)
+        for name, nodes in sorted(of_plan.items()):
+            said = ((self.fleet.plan(name).get("spec") or {}).get("rollout") or {}).get("maxUnavailable", 1)
+            most = said if isinstance(said, int) else max(1, len(self.fleet.nodes) * int(said[:-1]) // 100)
+            if len(nodes) > most:
+                self.says(f"{', '.join(sorted(nodes))} are closed at once, and plan {name} allows {most}")
 
     def _must_be_idle(self, name: str, turn: str) -> None:
         there = truth(self.cluster.node(name))
@@ -164,6 +172,8 @@ class Watching:
         assert one.spec.desired is not None
         if seen is None or seen.board is None or gpu.lost:
             return ""
+        if one.spec.desired.foreign_instances == "Refuse" and gpu.layout.instances - one.owned:
+            return ""  # it is set apart where somebody else's are in the way, and stops no other GPU
         old = {t.instance: t.held for t in gpu.there if t.held and self._long_held(gpu.uuid, t.serial)}
         wish = resolve(rule_of(one.spec.desired), seen)
         if not isinstance(wish, Wish):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from toy_node import BOARD, DEPLOY, ToyNode, made
+from toy_node import BOARD, DEPLOY, START, ToyNode, made
 
 from migd.agent.node.advertising import differing, expected, resource_of
 from migd.agent.node.bounds import CLIENTS_MAX_S, PAUSE_MAX_S, backoff_s
@@ -29,6 +29,7 @@ from migd.kubelet.ports import PodDevices
 from migd.mig.geometry import GpuInstance
 from migd.mig.observed import MigMode, SeenComputeInstance, SeenGpu, SeenInstance
 from migd.mig.profiles import Placement
+from migd.plans.conditions import Said, following
 
 MIG_ON = MigMode(True, True)
 
@@ -556,6 +557,60 @@ def test_a_transition_costs_few_writes() -> None:
     node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})
     assert node.run(600)
     assert node.status_writes <= 7
+
+
+def test_instances_are_counted_in_labels_when_a_change_is_over_and_not_at_each_operation() -> None:
+    node = ToyNode([None, None])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"], 1: ["4x1g.6gb"]})
+    counts: list[str] = []
+    for _ in range(500):
+        node.step()
+        count = node.labels.get("migd.dev/mig-1g.6gb.count", "")
+        counts += [count] if counts[-1:] != [count] else []
+    assert node.phases() == ["Ready", "Ready"]
+    assert counts == ["", "8"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "phase"),
+    [("Conflict", "Blocked"), ("UnknownProfile", "Blocked"), ("Paused", "Pending"), ("AgentSilent", "Pending")],
+)
+def test_what_keeps_a_gpu_from_a_turn_is_told_with_the_gpu(reason: str, phase: str) -> None:
+    """`kubectl get gpart` shows it, and not that it waits for a turn which it will not get."""
+    node = ToyNode([None, None])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})
+    assert node.run(600)
+    node.withdraw()
+    for index in (0, 1):
+        assigned(node, index, "False", reason, "give one a higher priority")
+    node.run(60)
+    assert (node.phases(), node.reasons()) == ([phase, "Idle"], [reason, reason])
+    assert node.partitions["gpu-1"].value.status.message == "give one a higher priority"
+    assert node.labels["migd.dev/state"] == ("blocked" if phase == "Blocked" else "changing")
+    for index in (0, 1):
+        assigned(node, index, "False", "Waiting", "it is not this node's turn")
+    node.run(60)
+    assert (node.phases(), node.reasons()) == (["Pending", "Idle"], ["Waiting", ""])
+
+
+def test_what_was_said_of_an_earlier_wish_is_not_told() -> None:
+    node = ToyNode([None])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"]}, number=2)
+    assigned(node, 0, "False", "Conflict", "plans a and b", generation=1)
+    node.run(60)
+    assert (node.phases(), node.reasons()) == (["Pending"], ["Waiting"])
+
+
+def assigned(node: ToyNode, index: int, status: str, reason: str, message: str, generation: int | None = None) -> None:
+    """What the operator says of a GPU's turn."""
+    name = node.gpus[index].uuid.lower()
+    old = node.partitions[name]
+    said = Said("Assigned", status, reason, message)  # type: ignore[arg-type]
+    kept = [Said(c.type, c.status, c.reason, c.message) for c in old.value.status.conditions if c.type != "Assigned"]
+    conditions = following((), (*kept, said), old.generation if generation is None else generation, START)
+    status_now = old.value.status.model_copy(update={"conditions": conditions})
+    node.partitions[name] = replace(old, value=old.value.model_copy(update={"status": status_now}))
+    node.changes += 1
 
 
 def test_times_of_conditions_stay_while_they_say_the_same() -> None:

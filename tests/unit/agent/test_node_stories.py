@@ -84,6 +84,30 @@ def test_a_plugin_that_tolerates_our_taint_looks_again_before_the_node_is_opened
     assert node.phases() == ["Ready", "Ready"]
 
 
+@pytest.mark.parametrize("owner", ["DaemonSet", ""])
+def test_a_reset_that_the_plugin_could_not_be_stopped_for_is_refused_before_the_node_is_closed(owner: str) -> None:
+    """It would fail each time, with the node closed for as long as it is tried."""
+    node = ready("Tolerant")
+    node.daemons_owner = owner
+    node.gpus[0].resets = True
+    node.wish("bbbbbbbb", {0: None, 1: TWO_G})
+    node.run(600)
+    assert [str(layout) for layout in node.layouts()] == ["4×1g.6gb", "2×2g.12gb"]  # the other one does not wait for it
+    assert node.phases() == ["Blocked", "Ready"]
+    assert node.reasons()[0] == "ResetRefused"
+    message = node.partitions["gpu-0"].value.status.message
+    assert "gpu-operator/device-plugin" in message
+    assert ("toleration" in message) == (owner == "DaemonSet")
+    assert node.untouched()
+    effects = len(node.effects)
+    node.run(7200)
+    assert len(node.effects) == effects
+    node.install, node.daemons_owner = "Helm", "DaemonSet"  # somebody takes the toleration away
+    node.run(7200)
+    assert node.phases() == ["Ready", "Ready"]
+    assert node.untouched()
+
+
 def test_a_mode_change_pauses_every_client() -> None:
     node = ready("Operator", 1)
     node.wish("bbbbbbbb", {0: None})

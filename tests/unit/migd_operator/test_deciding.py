@@ -78,7 +78,7 @@ def test_the_higher_priority_wins_a_gpu_and_a_tie_moves_neither():
         gpu_name("n1", 1): "low",
     }
     tie = settled(fleet([low, plan("tie", HALVES, {"indices": [0]})], [node()], [gpu(index=0), gpu(index=1)]))
-    assert assigned(tie) == {gpu_name("n1", 0): ("False", "Conflict"), gpu_name("n1", 1): ("True", "Valid")}
+    assert assigned(tie) == {gpu_name("n1", 0): ("False", "Conflict"), gpu_name("n1", 1): ("True", "Assigned")}
     assert tie.partitions[0].spec.desired is None
     assert said(tie, "Accepted", 0) == said(tie, "Accepted", 1) == ("False", "Conflict")
     assert said(tie, "Stalled", 1) == ("True", "Conflict")
@@ -160,7 +160,7 @@ def test_approval_is_waited_for_and_covers_a_rollout_as_it_shrinks_but_not_as_it
 def test_a_hold_on_a_gpu_leaves_it_out_and_one_on_a_node_leaves_all_out():
     held = gpu(index=0, annotations={HOLD: "me"})
     one = settled(fleet([plan()], [node()], [held, gpu(index=1)]))
-    assert assigned(one) == {gpu_name("n1", 0): ("False", "Held"), gpu_name("n1", 1): ("True", "Valid")}
+    assert assigned(one) == {gpu_name("n1", 0): ("False", "Held"), gpu_name("n1", 1): ("True", "Assigned")}
     assert one.partitions[1].spec.assignment.gpus == 1
     every = settled(fleet([plan()], [node(annotations={HOLD: "me"})], [gpu()]))
     assert assigned(every) == {gpu_name("n1", 0): ("False", "Held")}
@@ -200,7 +200,7 @@ def test_strategy_single_takes_one_profile_on_all_gpus_and_nothing_else():
     part = settled(fleet([plan(gpus={"indices": [0]})], [single], both))
     assert said(part, "Accepted") == ("False", "Infeasible")
     with_lost = turn(fleet([plan()], [single], [*both, gpu(index=2, phase="Lost")]))
-    assert assigned(with_lost)[gpu_name("n1", 0)] == ("True", "Valid")
+    assert assigned(with_lost)[gpu_name("n1", 0)] == ("True", "Assigned")
     mixed = [{"profile": "3g.40gb"}, {"profile": "1g.10gb"}]
     assert said(settled(fleet([plan(instances=mixed)], [single], both)), "Accepted") == ("False", "Infeasible")
 
@@ -302,7 +302,7 @@ def test_the_other_gpus_of_a_node_stay_ready_beside_a_plan_that_became_invalid()
     done = settled(fleet(both, [node()], [gpu(index=0), gpu(index=1)]))
     after = turn(replace(done, plans=done.plans[1:], invalid=(invalid("a"),)))
     assert said(after, "Ready") == ("True", "AsWished")
-    assert assigned(after)[gpu_name("n1", 1)] == ("True", "Valid")
+    assert assigned(after)[gpu_name("n1", 1)] == ("True", "Assigned")
 
 
 def test_the_status_of_a_plan_that_nobody_can_read_is_not_written():

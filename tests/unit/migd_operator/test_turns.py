@@ -119,6 +119,40 @@ def test_a_node_that_is_never_idle_stops_no_rollout_and_never_closes_beside_anot
     assert ready == set(NODES) - {stuck}
 
 
+def test_two_nodes_that_are_both_in_use_do_not_pass_the_turn_to_and_fro():
+    names = NODES[:2]
+    gpus = [gpu(n, layout="7g.80gb", busy=["7g.80gb@0"]) for n in names]
+    found = fleet([plan(rollout={"maxUnavailable": 1})], [node(n) for n in names], gpus)
+    found = turn(agents(turn(found), lambda _: "Blocked"))
+    (first,) = started(found)
+    for _ in range(5):
+        found = turn(agents(found, lambda _: "Blocked"))
+        assert started(found) == {first}
+    before = found
+    assert turn(found) == before, "and rest"
+
+
+@pytest.mark.parametrize("phase", ["Changing", "Verifying", "RollingBack"])
+@pytest.mark.parametrize("held", ["node", "gpu"])
+def test_a_node_that_is_held_while_it_changes_keeps_its_place_until_it_is_out(phase: str, held: str):
+    names = NODES[:2]
+    nodes, gpus = [node(n) for n in names], [gpu(n, layout="7g.80gb") for n in names]
+    found = turn(fleet([plan(rollout={"maxUnavailable": 1})], nodes, gpus))
+    (first,) = started(found)
+    found = agents(found, lambda _: phase)
+    hold = {"annotations": {"migd.dev/hold": "ann"}}
+    if held == "node":
+        found = replace(found, nodes=tuple(node(n, **hold) if n == first else node(n) for n in names))
+    else:
+        found = replace(
+            found,
+            partitions=tuple(p.model_copy(update=hold) if p.spec.node_name == first else p for p in found.partitions),
+        )
+    assert started(turn(found)) == {first}
+    out = turn(agents(turn(found), lambda n: "Blocked" if n == first else "Ready"))
+    assert started(turn(agents(out, lambda _: "Blocked"))) == set(names) - {first}
+
+
 def test_an_edit_leaves_the_turns_of_nodes_that_wait_as_they_are():
     done = settled(ten(maxUnavailable=1))
     edited = replace(plan(instances=HALVES, generation=2), status=done.plans[0].status)
