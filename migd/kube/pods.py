@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final
 
 from migd.kube.errors import Json
@@ -98,11 +101,31 @@ def _limits(containers: object) -> list[tuple[str, int]]:
     """Limits, since for extended resources the API server holds requests equal to them."""
     assert isinstance(containers, list | tuple)
     return [
-        (resource, int(number))
+        (resource, number)
         for container in containers
-        for resource, number in ((container.get("resources") or {}).get("limits") or {}).items()
-        if resource.startswith(_GPU)
+        for resource, quantity in ((container.get("resources") or {}).get("limits") or {}).items()
+        if resource.startswith(_GPU) and (number := _number(str(quantity)))
     ]
+
+
+def _number(quantity: str) -> int:
+    """A quantity as a whole number, rounded up; 1 for one that cannot be read: it asks for something.
+
+    Source: apimachinery, resource.Quantity; 3000 is stored as 3k.
+    """
+    found = _QUANTITY.fullmatch(quantity)
+    if found is None:
+        return 1
+    digits, exponent, suffix = found.groups()
+    return math.ceil(Decimal(digits).scaleb(int(exponent or 0)) * _FACTORS[suffix or ""])
+
+
+_QUANTITY: Final = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(?:[eE]([0-9]{1,2})|([kMGTPE]|[KMGTPE]i))?")
+_FACTORS: Final[Mapping[str, int]] = {
+    "": 1,
+    **{unit: 1000**power for power, unit in enumerate(("k", "M", "G", "T", "P", "E"), 1)},
+    **{f"{unit}i": 1024**power for power, unit in enumerate(("K", "M", "G", "T", "P", "E"), 1)},
+}
 
 
 PODS: Final = Kind("v1", "Pod", "pods", _pod, namespaced=True)

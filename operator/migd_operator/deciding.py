@@ -145,9 +145,11 @@ def _releases(turn: Turn | None) -> bool:
     """Whether no plan keeps a node from mig-manager any more, and nothing is under way there."""
     if turn is None:
         return True
-    wish = turn.progress.wish
+    one, wish = turn.progress, turn.progress.wish
     kept = any(p.plan.spec.owner == "TakeOver" for c in wish.claims for p in c.plans)
-    return not (kept or turn.progress.committed or wish.frozen is not None)
+    withdrawn_now = wish.turn is None and any(c.partition.spec.assignment is not None for c in wish.claims)
+    going = withdrawn_now or (one.used and not one.given)  # its agent has not answered yet that it is out
+    return not (kept or one.committed or wish.frozen is not None or (going and not wish.node.silent))
 
 
 def _spec(claim: Claim, turn: Turn, uids: frozenset[str]) -> tuple[SpecWrite, ...]:

@@ -46,12 +46,13 @@ class Progress:
 class Turn:
     """What becomes of a node's turn: Keep it, Give it one, Take it back; or Leave all as it is, since it must finish.
 
-    why: what keeps it from a turn.
+    why: what keeps it from a turn. no_room: only the number of nodes does.
     """
 
     progress: Progress
     act: Literal["Keep", "Give", "Take", "Leave"]
     why: Left | None = None
+    no_room: bool = False
 
 
 @dataclass(slots=True)
@@ -238,7 +239,7 @@ def give_turns(found: Sequence[Progress], stops: Mapping[str, Left], now: dateti
             room.give(one)
             turns[name] = Turn(one, "Give")
         else:
-            turns[name] = Turn(one, "Take", _met(one.wish, now) or _no_room(one, room.free))
+            turns[name] = Turn(one, "Take", _met(one.wish, now) or _no_room(one, room.free), no_room=True)
             if _able(one.wish, now) and not one.used:
                 for other in room.promise(one):
                     turns[other.wish.node.name] = Turn(other, "Take", _meets(other.wish))

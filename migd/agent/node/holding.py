@@ -22,6 +22,7 @@ PodName = tuple[str, str]
 
 _OLD_ID: Final = re.compile(r"MIG-(GPU-[0-9A-Za-z-]+)/(\d+)/\d+")
 """A MIG device's id as drivers before R470 write it: GPU, GPU instance, compute instance."""
+_PCI: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,9 @@ def unadmitted(seen: NodeSeen) -> tuple[Stored[Pod], ...]:
 
 
 def _of_nvidia(one: PodDevices) -> bool:
+    """Whether these may be GPUs. NVIDIA's network devices have PCI addresses for ids; a GPU's is its UUID."""
+    if one.device_ids and all(_PCI.fullmatch(device) for device in one.device_ids):
+        return False
     return "nvidia.com" in one.resource or any(i.startswith(("GPU-", "MIG-")) for i in one.device_ids)
 
 

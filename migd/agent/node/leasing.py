@@ -26,9 +26,9 @@ class NodeLease(Leases):
 
     Whoever held it before on this machine is dead, since we have the machine's lock: it is not waited out. duplicates:
     names of partitions that are another node's although the GPU is here; they stand in the lease, so that the operator
-    sees them. owner: name and uid of the node that the lease goes with, None where it is not there: while we run it may be
-    made anew, and what is owned by one that is gone is collected. gives_up: whether the lease may be given up at the end; one that dies in a transaction keeps it, so that
-    nobody takes the node for abandoned before its time.
+    sees them. owner: name and uid of the node that the lease goes with, None where it is not there: while we run it may
+    be made anew, and what is owned by one that is gone is collected. gives_up: whether the lease may be given up at the
+    end; one that dies in a transaction keeps it, so that nobody takes the node for abandoned before its time.
     """
 
     def __init__(

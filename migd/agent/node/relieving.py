@@ -23,7 +23,8 @@ def relief(record: Record, node: Stored[Node], boot_id: str, now_s: float) -> Ch
     if not node.value.closed and owed_of(node) is None:
         return None
     work = work_of(record)
-    since_s = next(s for s in (work.paused_s, work.closed_s, work.since_s) if s is not None)
+    closed_s = work.closed_s if work.stage in ("Closing", "Settling", "Pausing") else None
+    since_s = next(s for s in (work.paused_s, closed_s, work.since_s) if s is not None)
     if record.boot_id == boot_id and now_s - since_s <= PAUSE_MAX_S:
         return None
     return ChangeNode(paid(node), "open the node, as nothing can be decided on it")

@@ -83,6 +83,7 @@ def test_other_devices_ended_pods_and_gpus_that_are_gone_hold_nothing() -> None:
     node = ToyNode(["1g@0 1g@1", None])
     first = next(iter(node.gpus[0].ids()))
     assert used(seen_of(node, devices=holding("eth0", resource="example.com/nic"))) == []
+    assert used(seen_of(node, devices=holding("0000:5e:00.2", resource="nvidia.com/hostdev"))) == []
     assert used(seen_of(node, devices=holding("GPU-gone"))) == []
     assert used(seen_of(node, devices=holding(first), pods=(pod("job", phase="Failed"),))) == []
 
@@ -100,22 +101,24 @@ def test_a_pod_that_asks_for_devices_and_has_none_yet_is_not_admitted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("boot", "paused_s", "closed_s", "after_s", "opens"),
+    ("boot", "stage", "paused_s", "closed_s", "after_s", "opens"),
     [
-        ("boot-1", 90.0, 80.0, PAUSE_MAX_S, False),
-        ("boot-1", 90.0, 80.0, PAUSE_MAX_S + 1, True),
-        ("boot-1", None, 90.0, PAUSE_MAX_S, False),
-        ("boot-1", None, 90.0, PAUSE_MAX_S + 1, True),
-        ("boot-1", None, None, PAUSE_MAX_S + 1, True),
-        ("boot-2", 90.0, 80.0, 1.0, True),  # clocks of two boots are not compared
+        ("boot-1", "Applying", 90.0, 80.0, PAUSE_MAX_S, False),
+        ("boot-1", "Applying", 90.0, 80.0, PAUSE_MAX_S + 1, True),
+        ("boot-1", "Settling", None, 80.0, PAUSE_MAX_S - 10, False),
+        ("boot-1", "Settling", None, 80.0, PAUSE_MAX_S - 9, True),
+        ("boot-1", "Applying", None, 80.0, PAUSE_MAX_S, False),  # nobody is paused: a change has its time
+        ("boot-1", "Applying", None, 80.0, PAUSE_MAX_S + 1, True),
+        ("boot-1", "Rest", None, None, PAUSE_MAX_S + 1, True),
+        ("boot-2", "Applying", 90.0, 80.0, 1.0, True),  # clocks of two boots are not compared
     ],
 )
 def test_a_node_is_opened_in_time_though_nothing_can_be_decided(
-    boot: str, paused_s: float | None, closed_s: float | None, after_s: float, opens: bool
+    boot: str, stage: Stage, paused_s: float | None, closed_s: float | None, after_s: float, opens: bool
 ) -> None:
     node = ToyNode([None])
     stored = node.seen(node.record).node
-    work = NodeWork(stage="Applying", since_s=90.0, paused_s=paused_s, closed_s=closed_s)
+    work = NodeWork(stage=stage, since_s=90.0, paused_s=paused_s, closed_s=closed_s)
     record = Record("boot-1", node=work)
     assert relief(record, stored, boot, 90.0 + after_s) is None, "nothing is owed"
     owed = replace(stored, annotations={OWED: '{"turn": "t", "labels": {}}'})

@@ -35,6 +35,17 @@ def test_a_toleration_is_for_our_taint_or_is_not(toleration: dict[str, str], sta
     assert not read().tolerates
 
 
+@pytest.mark.parametrize(
+    ("quantity", "asks"),
+    [("1", 1), (2, 2), ("3k", 3000), ("2Ki", 2048), ("3e3", 3000), ("1.5k", 1500), ("0", None), ("many", 1)],
+)
+def test_whatever_a_pod_asks_for_is_read(quantity: Any, asks: int | None) -> None:
+    """The API server writes 3000 as 3k; a pod that could not be read would be one that nobody sees."""
+    limits = {"nvidia.com/gpumem": quantity, "cpu": "100m"}
+    found = read(containers=[{"name": "c", "resources": {"limits": limits}}])
+    assert found.gpus == (() if asks is None else (("nvidia.com/gpumem", asks),))
+
+
 def test_processes_are_joined_by_container_without_the_runtimes_name() -> None:
     started = [{"containerID": "containerd://0123abcd"}, {"name": "not started"}]
     initial = [{"containerID": "cri-o://4567"}]

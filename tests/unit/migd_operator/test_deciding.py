@@ -245,9 +245,14 @@ def test_a_node_taken_from_mig_manager_is_given_back_once_no_plan_keeps_it():
     done = settled(going)
     assert done.nodes[0].labels[key] == "false"
     assert decide(replace(done, nodes=(replace(done.nodes[0], labels={key: "true"}),))).taken_over == ("n1",)
-    gone = decide(replace(done, plans=()))
+    withdrawn = turn(replace(done, plans=()))
+    assert withdrawn.nodes == done.nodes, "its agent may be at it still"
+    assert decide(agents(withdrawn, only="another")).released == ()
+    assert decide(replace(withdrawn, nodes=(replace(done.nodes[0], agent="silent"),))).released == ("n1",)
+    out = agents(withdrawn)
+    gone = decide(out)
     assert gone.released == ("n1",)
-    assert written(done, gone).nodes[0] == going.nodes[0]
+    assert written(out, gone).nodes[0] == going.nodes[0]
     assert decide(replace(done, partitions=())).released == ("n1",)
 
 

@@ -312,6 +312,26 @@ def test_an_edit_leaves_the_turns_of_nodes_that_wait_as_they_are():
     assert [p.spec.node_name for p in changed] == ["n0"]
 
 
+def edit(before: Fleet, generation: int, instances: Any) -> Fleet:
+    """The fleet after somebody edited its plan, a second later."""
+    edited = plan(instances=instances, generation=generation, rollout={"maxUnavailable": 1})
+    plans = (replace(edited, status=before.plans[0].status),)
+    return replace(before, plans=plans, now=before.now + timedelta(seconds=1))
+
+
+@pytest.mark.parametrize("phase", ["Ready", "Idle"])
+def test_a_node_that_has_not_answered_yet_may_be_closing_though_it_was_at_rest_before(phase: str):
+    """Its agent may have read the turn that an edit takes back from it."""
+    nodes = [node(n) for n in NODES[:2]]
+    found = fleet([plan(rollout={"maxUnavailable": 1})], nodes, [gpu(n.name, layout="7g.80gb") for n in nodes])
+    found = turn(edit(settled(found), 2, HALVES)) if phase == "Ready" else turn(found)
+    (first,) = {p.spec.node_name for p in found.partitions if p.status.observed_generation != p.generation}
+    found = turn(edit(found, 3, [{"profile": "2g.20gb", "count": 3}]))
+    given = {p.spec.node_name for p in found.partitions if p.spec.desired and p.spec.desired.plan.generation == 3}
+    assert given <= {first}
+    assert said(settled(found), "Ready") == ("True", "AsWished")
+
+
 PHASES = ["Idle", "WaitingForIdle", "Draining", "Changing", "Verifying", "RollingBack", "Blocked", "Failed", "Ready"]
 
 
