@@ -108,6 +108,7 @@ KINDS: Final = (
     SimKind("apps/v1", "ReplicaSet", "replicasets", namespaced=True, status=True, generation=True, owned=False),
     SimKind("batch/v1", "Job", "jobs", namespaced=True, status=True, generation=True, owned=False),
     SimKind("coordination.k8s.io/v1", "Lease", "leases", namespaced=True),
+    SimKind("resource.k8s.io/v1", "ResourceSlice", "resourceslices"),
     SimKind("events.k8s.io/v1", "Event", "events", namespaced=True, check=_event),
 )
 

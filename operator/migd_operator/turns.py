@@ -185,13 +185,14 @@ def _settled(one: Progress, stops: Mapping[str, Left]) -> Turn | None:
     if one.wish.frozen is not None:
         return Turn(one, "Leave", one.wish.frozen)
     gone = away(one.wish)
-    if gone is None and one.wish.node.agent == "unheard":
-        name = one.wish.node.name
-        gone = Left("Waiting", f"the agent of node {name} has not been heard since the operator started; it soon will")
     if gone is not None:
         return Turn(one, "Take", gone)
     if stop is not None and (one.wish.changes or stop.reason == "Paused"):
         return Turn(one, "Take", stop)
+    if one.wish.node.agent == "unheard":
+        name = one.wish.node.name
+        why = f"the agent of node {name} has not been heard since the operator started; it renews once a minute"
+        return Turn(one, "Take", Left("Waiting", why))
     if not one.wish.changes and not one.broke:
         return Turn(one, "Give")  # nothing is disturbed, so it needs no room
     return None

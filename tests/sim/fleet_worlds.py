@@ -35,6 +35,7 @@ class World:
         self.seed = seed
         self.server = SimCluster(seed, Faults(seed, chances))
         self.kept: set[str] = set()  # nodes whose agent renews its lease and obeys
+        self._read: dict[str, Partition] = {}  # by resource version
         self.phase: Callable[[str], str] = lambda node: "Ready"
 
     def ask(self, method: str, path: str, body: Any = None, kind: str = "application/json", **query: str) -> Json:
@@ -101,7 +102,13 @@ class World:
         return (found[0]["status"], found[0]["reason"]) if found else ("", "")
 
     def partitions(self) -> list[Partition]:
-        return [partition_of(document) for document in self.ask("GET", f"{API}/gpupartitions")["items"]]
+        found = []
+        for document in self.ask("GET", f"{API}/gpupartitions")["items"]:
+            at = document["metadata"]["resourceVersion"]
+            if at not in self._read:
+                self._read[at] = partition_of(document)
+            found.append(self._read[at])
+        return found
 
     def assigned(self) -> dict[str, tuple[str, str]]:
         """Status and reason of each GPU's Assigned."""
@@ -131,16 +138,16 @@ class World:
         else:
             self.merge(f"{LEASES}/{node}", {"metadata": {"annotations": metadata["annotations"]}, "spec": spec})
 
-    def obey(self, node: str) -> None:
-        """The node's agent answers what its GPUs carry; what is assigned is carried out where its phase is Ready."""
+    def obey(self, *nodes: str) -> None:
+        """The nodes' agents answer what their GPUs carry; what is assigned is carried out where the phase is Ready."""
         every = self.partitions()
         turns = complete(every)
-        for one in (p for p in every if p.spec.node_name == node):
+        for one in (p for p in every if p.spec.node_name in nodes):
+            node = one.spec.node_name
             if one.status.phase == "Lost" or one.status.board is None:
                 continue
             if node not in turns or one.spec.assignment is None or one.spec.desired is None:
-                phase = "Held" if one.status.phase == "Held" else "Ready" if one.spec.desired else "Idle"
-                after = answered(one, phase)
+                after = answered(one, "Held" if one.status.phase == "Held" else "Idle")
             elif self.phase(node) == "Ready":
                 wish = {i.profile or "": i.count for i in one.spec.desired.instances}
                 there = fit(board_of_a100(), counts(wish)) if wish else frozenset()
@@ -153,12 +160,12 @@ class World:
 
     async def agents(self) -> None:
         """The agents of all kept nodes: each second they obey, each minute they renew. Runs until cancelled."""
-        turn = 0
+        turn, seen = 0, None
         while True:
-            for node in sorted(self.kept):
-                if turn % 60 == 59:
-                    self.renew(node)
-                self.obey(node)
+            for node in sorted(self.kept) if turn % 60 == 59 else ():
+                self.renew(node)
+            if seen != (seen := (self.server.store.version, self.phase, len(self.kept))):
+                self.obey(*sorted(self.kept))
             turn += 1
             await asyncio.sleep(1.0)
 
