@@ -1,4 +1,4 @@
-"""Simulated GPUs that refuse what hardware refuses: the fake NVML, its machine, its faults."""
+"""Simulated GPUs that refuse what hardware refuses: the fake NVML, its machine, its faults; clusters of machines."""
 
 from migd.sim.errors import (
     HangError,

@@ -7,8 +7,8 @@ nothing of ours but its own parts. Not simulated: rights and policies but by `po
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -57,7 +57,8 @@ class SimCluster:
         self.policy = policy
         self.requests: list[SimRequest] = []
         self.store = Store(seed, lambda: self.now().strftime("%Y-%m-%dT%H:%M:%SZ"), self._wake)
-        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._waiting: set[asyncio.Event] = set()
+        self._watches: dict[str, list[_Watch]] = {}
         self._listeners: list[Listener] = []
 
     def now(self) -> datetime:
@@ -115,26 +116,72 @@ class SimCluster:
                 return 200, self.store.delete(target, body)
 
     @asynccontextmanager
-    async def news(self, plural: str = "") -> AsyncIterator[asyncio.Event]:
-        """An event that is set at every change, or at every one of a kind."""
+    async def news(self) -> AsyncIterator[asyncio.Event]:
+        """An event that is set at every change."""
         event = asyncio.Event()
-        waiting = self._waiting.setdefault(plural, set())
-        waiting.add(event)
+        self._waiting.add(event)
         try:
             yield event
         finally:
-            waiting.discard(event)
+            self._waiting.discard(event)
+
+    @contextmanager
+    def watching(self, watch: _Watch) -> Iterator[None]:
+        """Tell a watch of what it is to see, as long as this lasts."""
+        watches = self._watches.setdefault(watch.target.kind.plural, [])
+        watches.append(watch)
+        try:
+            yield
+        finally:
+            watches.remove(watch)
 
     def listen(self, listener: Listener) -> None:
         """Tell of every change from now on, at once."""
         self._listeners.append(listener)
 
     def _wake(self, kind: SimKind, happened: Happened) -> None:
-        for plural in ("", kind.plural):
-            for event in self._waiting.get(plural, ()):
-                event.set()
+        for event in self._waiting:
+            event.set()
+        for watch in self._watches.get(kind.plural, ()):
+            watch.tell(happened)
         for listener in self._listeners:
             listener(kind, happened)
+
+
+class _Watch:
+    """Where one watch is. at: it has seen all up to this version. news: there is something for it to see."""
+
+    def __init__(self, target: Target, query: Mapping[str, str]) -> None:
+        self.target = target
+        self.matches = matcher(target, query)
+        self.at = int(query["resourceVersion"])
+        self.news = asyncio.Event()
+
+    def tell(self, happened: Happened) -> None:
+        """Something happened; what the selectors leave out wakes nobody."""
+        if self.cares(happened):
+            self.news.set()
+        elif not self.news.is_set():
+            self.at = happened.version
+
+    def cares(self, happened: Happened) -> bool:
+        """Whether a change is one of its selection."""
+        if not happened.deleted and self.matches(happened.after.document):
+            return True
+        return happened.before is not None and self.matches(happened.before.document)
+
+    def seen(self, happened: Happened) -> Json | None:
+        """What it sees of a change; an object that leaves the selection is deleted for it. None for nothing."""
+        was = happened.before is not None and self.matches(happened.before.document)
+        now = not happened.deleted and self.matches(happened.after.document)
+        if not was and not now:
+            return None
+        kind = "DELETED" if not now else ("MODIFIED" if was else "ADDED")
+        shown = happened.after
+        if kind == "DELETED" and not happened.deleted:
+            assert happened.before is not None
+            shown = _at(happened.before, happened.after.document["metadata"]["resourceVersion"])
+        return {"type": kind, "object": shown.sent(self.target.kind)}
 
 
 _VERBS: Final = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -179,25 +226,25 @@ class SimTransport:
         store, faults = self._cluster.store, self._cluster.faults
         ends_s = loop.time() + float(query.get("timeoutSeconds", "1800"))
         bookmark_s = loop.time() + BOOKMARK_S
-        at = int(query["resourceVersion"])
         try:
-            target = store.target(path)
+            watch = _Watch(store.target(path), query)
         except Refusal as refusal:
             yield {"type": "ERROR", "object": refusal.body}
             return
-        matches = matcher(target, query)
-        async with self._cluster.news(target.kind.plural) as news:
+        begun = False
+        with self._cluster.watching(watch):
             while True:
-                news.clear()
+                watch.news.clear()
                 try:
-                    due = list(store.history(target.kind, at))
+                    due = list(store.history(watch.target.kind, watch.at, begun))
                 except Refusal as refusal:
                     yield {"type": "ERROR", "object": refusal.body}
                     return
+                begun = True
                 for happened in due:
                     match faults.of_watch():
                         case WatchTrouble.GONE:
-                            yield {"type": "ERROR", "object": status(410, f"too old resource version: {at}")}
+                            yield {"type": "ERROR", "object": status(410, f"too old resource version: {watch.at}")}
                             return
                         case WatchTrouble.CUT:
                             raise ConnectionResetError("connection reset by peer")
@@ -205,36 +252,22 @@ class SimTransport:
                             await asyncio.Event().wait()
                         case WatchTrouble.LATE:
                             await asyncio.sleep(faults.delay_s(_LATE_MAX_S))
-                    at = happened.version
-                    event = _seen(target, matches, happened)
+                    watch.at = happened.version
+                    event = watch.seen(happened)
                     if event is not None:
                         yield event
                 if due:
                     continue  # what came meanwhile
-                at = max(at, store.version)
+                watch.at = max(watch.at, store.version)
                 try:
                     async with asyncio.timeout_at(min(ends_s, bookmark_s)):
-                        await news.wait()
+                        await watch.news.wait()
                 except TimeoutError:
                     if loop.time() >= ends_s:
                         return
                     bookmark_s = loop.time() + BOOKMARK_S
                     if query.get("allowWatchBookmarks") == "true":
-                        yield _bookmark(target, at)
-
-
-def _seen(target: Target, matches: Callable[[Json], bool], happened: Happened) -> Json | None:
-    """What a watch with these selectors sees of a change; an object that leaves the selection is deleted for it."""
-    was = happened.before is not None and matches(happened.before.document)
-    now = not happened.deleted and matches(happened.after.document)
-    if not was and not now:
-        return None
-    kind = "DELETED" if not now else ("MODIFIED" if was else "ADDED")
-    shown = happened.after
-    if kind == "DELETED" and not happened.deleted:
-        assert happened.before is not None
-        shown = _at(happened.before, happened.after.document["metadata"]["resourceVersion"])
-    return {"type": kind, "object": shown.sent(target.kind)}
+                        yield _bookmark(watch.target, watch.at)
 
 
 def _at(entry: Entry, version: str) -> Entry:

@@ -68,6 +68,7 @@ Listener = Callable[[SimKind, Happened], None]
 class _Shelf:
     objects: dict[Key, Entry] = field(default_factory=dict)
     history: list[Happened] = field(default_factory=list)
+    forgotten: int = 0
 
 
 class Store:
@@ -114,9 +115,12 @@ class Store:
         """The objects of a kind, by namespace and name."""
         return self._shelves[kind.plural].objects
 
-    def history(self, kind: SimKind, after: int) -> Iterator[Happened]:
-        """What happened after a version; Refusal where that is forgotten."""
-        if after < self.forgotten:
+    def history(self, kind: SimKind, after: int, begun: bool = False) -> Iterator[Happened]:
+        """What happened after a version; Refusal where that is forgotten.
+
+        begun: a watch that is under way asks: it has missed nothing if nothing of the kind was forgotten since.
+        """
+        if after < (self._shelves[kind.plural].forgotten if begun else self.forgotten):
             raise Refusal(410, f"too old resource version: {after} ({self.forgotten})")
         history = self._shelves[kind.plural].history
         first = bisect_right(history, after, key=lambda happened: happened.version)
@@ -127,6 +131,7 @@ class Store:
         self.forgotten = self.version
         self._snapshots.clear()
         for shelf in self._shelves.values():
+            shelf.forgotten = shelf.history[-1].version if shelf.history else shelf.forgotten
             shelf.history.clear()
 
     def get(self, target: Target) -> Outcome:

@@ -123,6 +123,9 @@ class Kubelet(Actor):
                 self.manager.free(wants.uid)
         for pod in bound:
             self._soon(pod)
+        for run in self._runs.values():
+            if run.program is None and not run.outcome and not run.stopping:
+                self._start_later(run)
 
     def end(self) -> None:
         """The kubelet is not there; containers go on."""
@@ -208,6 +211,9 @@ class Kubelet(Actor):
             body = {"phase": "Failed", "reason": error.reason, "message": f"Pod was rejected: {error}"}
             self.merge("pods", wants.name, {"status": body}, wants.namespace, "status")
             return
+        devices = self.manager.devices(wants.uid)
+        if devices:
+            self.say(f"{wants.namespace}/{wants.name} gets {', '.join(devices)}")
         annotations = metadata.get("annotations") or {}
         run = _Run(wants.uid, wants.namespace, wants.name, annotations=annotations, containers=tuple(wants.containers))
         self._runs[wants.uid] = run
@@ -268,8 +274,8 @@ class Kubelet(Actor):
 
     def crash(self, uid: str) -> None:
         """The container of this pod ends badly, and is started again after a backoff."""
-        run = self._runs[uid]
-        if run.program is None:
+        run = self._runs.get(uid)
+        if run is None or run.program is None:
             return
         run.program.stop()
         run.program = None
@@ -326,7 +332,9 @@ class Kubelet(Actor):
         self.manager.free(run.uid)
 
     def _tell(self, run: _Run, phase: str, waiting: str) -> None:
-        """Write the pod's status."""
+        """Write the pod's status, if the kubelet is there to do it."""
+        if not self.up:
+            return
         container: Json = {"restartCount": run.restarts, "ready": phase == "Running" and not waiting}
         if waiting:
             container["state"] = {"waiting": {"reason": waiting}}

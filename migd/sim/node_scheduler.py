@@ -13,7 +13,7 @@ from migd.sim.cluster_fields import Json
 from migd.sim.cluster_store import Happened
 from migd.sim.node_acting import Actor, Stage
 
-LAGS: Final = ((0.7, 0.004), (0.97, 0.12), (1.0, 1.5))
+LAGS: Final = ((0.8, 0.003), (0.97, 0.12), (1.0, 1.5))
 """How often, added up, hearing of a node takes up to so many seconds."""
 
 

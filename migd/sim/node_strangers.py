@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import pynvml
 
 from migd.sim.cluster_store import Happened
+from migd.sim.errors import SimulationError
 from migd.sim.node_acting import Actor, Stage
 from migd.sim.node_carving import clear, fill, set_mode
 from migd.sim.node_documents import labels_of
-from migd.sim.node_programs import Idle
+from migd.sim.node_programs import Idle, Sandbox
 
 CLIENTS: Final = ("device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter")
 _PAUSED: Final = "paused-for-mig-change"
@@ -37,54 +38,86 @@ class Admin(Actor):
 
 
 class GpuOperator(Actor):
-    """The GPU Operator's node labels: a client's label that is missing or empty becomes "true" again."""
+    """The GPU Operator's node labels: a client's label that is missing or empty becomes "true" again.
 
-    def __init__(self, stage: Stage, nodes: Iterable[str], clients: tuple[str, ...] = CLIENTS) -> None:
+    nodes: those it looks after -> whether mig-manager is among the clients there; then an absent or empty
+    `nvidia.com/mig.config` becomes `all-disabled`.
+    """
+
+    def __init__(self, stage: Stage, nodes: Mapping[str, bool]) -> None:
         super().__init__(stage, "gpu-operator", "system:serviceaccount:gpu-operator:gpu-operator")
-        self._nodes = frozenset(nodes)
-        self._clients = clients
+        self._nodes = nodes
         stage.hear("nodes", self._node_changed)
 
     def _node_changed(self, happened: Happened) -> None:
         node = happened.after.document
         name = node["metadata"]["name"]
-        if name in self._nodes and not happened.deleted and self._missing(labels_of(node)):
+        if name in self._nodes and not happened.deleted and self._missing(name, labels_of(node)):
             self.later(0.1, 1.0, lambda: self._label(name))
 
     def _label(self, name: str) -> None:
         node = self.read("nodes", name)
-        missing = self._missing(labels_of(node)) if node is not None else {}
+        missing = self._missing(name, labels_of(node)) if node is not None else {}
         if missing:
             self.merge("nodes", name, {"metadata": {"labels": missing}})
 
-    def _missing(self, labels: Mapping[str, str]) -> dict[str, str]:
-        names = [DEPLOY + client for client in self._clients]
-        return {name: "true" for name in names if not labels.get(name)}
+    def _missing(self, node: str, labels: Mapping[str, str]) -> dict[str, str]:
+        wanted = {DEPLOY + client: "true" for client in CLIENTS}
+        if self._nodes[node]:
+            wanted |= {DEPLOY + "mig-manager": "true", CONFIG: "all-disabled"}
+        return {name: value for name, value in wanted.items() if not labels.get(name)}
 
 
 class MigManager(Idle):
-    """mig-manager: at its start, makes every GPU what the label `nvidia.com/mig.config` says, over whatever is there.
+    """mig-manager: makes every GPU what the label `nvidia.com/mig.config` says, over whatever is there.
 
-    It knows `all-disabled` and `all-PROFILE`.
+    At its start and at each change of the label; where the GPUs are so already, it only says so. It knows
+    `all-disabled` and `all-PROFILE`.
     """
+
+    def __init__(self, box: Sandbox) -> None:
+        super().__init__(box)
+        self._done = ""
+        self._busy = False
 
     def start(self) -> None:
         """Begin."""
         super().start()
-        self.later(1.0, 3.0, self._pause)
+        self.box.me.stage.hear("nodes", self._node_changed)
+        self.later(1.0, 3.0, self._look)
 
-    def _pause(self) -> None:
+    def _node_changed(self, happened: Happened) -> None:
+        node = happened.after.document
+        if self.alive and node["metadata"]["name"] == self.box.node and labels_of(node).get(CONFIG) != self._done:
+            self.later(0.1, 1.0, self._look)
+
+    def _look(self) -> None:
         node = self.box.features.read("nodes", self.box.node)
         labels = labels_of(node) if node is not None else {}
-        wanted = labels.get(CONFIG)
-        if not wanted or labels.get(STATE) == "success":
+        wanted = labels.get(CONFIG, "")
+        if self._busy or not wanted or wanted == self._done:
+            return
+        self._done = wanted
+        if self._is(wanted):
+            self._write({STATE: "success"})
             return
         self.box.me.say(f"mig-manager on {self.box.node}: {wanted}")
-        names = [DEPLOY + client for client in CLIENTS]
-        self._write({STATE: "pending", **{name: _PAUSED for name in names if labels.get(name) == "true"}})
-        self.later(5.0, 10.0, lambda: self._change(wanted))
+        names = [DEPLOY + client for client in CLIENTS if labels.get(DEPLOY + client) == "true"]
+        self._write({STATE: "pending", **dict.fromkeys(names, _PAUSED)})
+        self._busy = True
+        self.later(5.0, 10.0, lambda: self._change(wanted, names))
 
-    def _change(self, wanted: str) -> None:
+    def _is(self, wanted: str) -> bool:
+        host = self.box.host
+        names = [
+            [host.model(gpu.index).by_id()[instance.profile_id].name for instance in gpu.instances] or [str(gpu.mig)]
+            for gpu in host.snapshot().gpus
+        ]
+        profile = "False" if wanted == "all-disabled" else wanted.removeprefix("all-")
+        return all(set(found) == {profile} for found in names)
+
+    def _change(self, wanted: str, paused: list[str]) -> None:
+        self._busy = False
         profile = "" if wanted == "all-disabled" else wanted.removeprefix("all-")
         try:
             for gpu in self.box.host.snapshot().gpus:
@@ -94,10 +127,10 @@ class MigManager(Idle):
                 else:
                     set_mode(self.box.host, gpu.index, False)
             state = "success"
-        except pynvml.NVMLError as error:
+        except (pynvml.NVMLError, SimulationError) as error:
             self.box.me.say(f"mig-manager on {self.box.node} fails: {error}")
             state = "failed"
-        self._write({STATE: state, **{DEPLOY + client: "true" for client in CLIENTS}})
+        self._write({STATE: state, **dict.fromkeys(paused, "true")})
 
     def _write(self, labels: dict[str, str]) -> None:
         self.box.features.merge("nodes", self.box.node, {"metadata": {"labels": labels}})

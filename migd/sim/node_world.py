@@ -12,6 +12,7 @@ from migd.sim.cluster import Policy, SimCluster
 from migd.sim.cluster_faults import Faults
 from migd.sim.cluster_fields import Json
 from migd.sim.cluster_kinds import KINDS
+from migd.sim.cluster_time import VirtualLoop
 from migd.sim.host import SimHost
 from migd.sim.node_acting import Actor, Stage
 from migd.sim.node_carving import carve
@@ -36,7 +37,8 @@ class NodeSpec:
     """One node. gpus: a machine as SimHost takes it. style: see node_stacks.STYLES. strategy: of its device plugin.
 
     layout: GPU index -> instances it starts with, as "3g.40gb" or "3g.40gb@4"; an empty list: MIG on. replicas,
-    empty_mig_fails: see PluginConfig. switches: of the machine. labels: of the node.
+    empty_mig_fails: see PluginConfig. mig_manager: it runs too, and where the style is operator, with the label
+    `all-disabled` that is the default there. switches: of the machine. labels: of the node.
     """
 
     name: str
@@ -90,8 +92,8 @@ class SimulatedCluster:
         self._nodes = {spec.name: self._node(spec, leases) for spec in nodes}
         self._kubelets = {name: node.kubelet for name, node in self._nodes.items()}
         self.lifecycle = Lifecycle(self.stage, self._kubelets)
-        operated = [spec for spec in nodes if spec.style == "operator"]
-        self.gpu_operator = GpuOperator(self.stage, [spec.name for spec in operated])
+        operated = {spec.name: spec.mig_manager for spec in nodes if spec.style == "operator"}
+        self.gpu_operator = GpuOperator(self.stage, operated)
         self._power: list[Callable[[str, bool], None]] = []
 
     def _node(self, spec: NodeSpec, leases: bool) -> SimNode:
@@ -99,8 +101,8 @@ class SimulatedCluster:
         host.log_calls(False)
         for index, layout in spec.layout.items():
             carve(host, index, layout)
-        loop: Any = self.stage.loop
-        host.follow_time(loop if hasattr(loop, "advance") else _Standing(loop))
+        assert isinstance(self.stage.loop, VirtualLoop), "a simulated cluster lives in virtual time: run_virtually"
+        host.follow_time(self.stage.loop)
         config = PluginConfig(spec.strategy, spec.replicas, empty_mig_fails=spec.empty_mig_fails)
         return SimNode(spec.name, spec, host, Kubelet(self.stage, spec.name, host, config, spec.labels, leases))
 
@@ -234,15 +236,15 @@ class SimulatedCluster:
         self.stage.check()
 
     async def quiet(self, for_s: float = 5.0, within_s: float = 600.0) -> None:
-        """Wait until nobody has written anything for so long, but for heartbeats; OverdueError where that never is."""
+        """Wait until nothing has happened for so long but heartbeats; OverdueError where that never is."""
         requests = self.cluster.requests
-        seen, since_s = len(requests), self.stage.now_s()
+        seen, lines, since_s = len(requests), len(self.log), self.stage.now_s()
 
         def holds() -> bool:
-            nonlocal seen, since_s
-            if any(request.writes and not _heartbeat(request) for request in requests[seen:]):
+            nonlocal seen, lines, since_s
+            if lines != len(self.log) or any(r.writes and r.resource not in _HEARTBEATS for r in requests[seen:]):
                 since_s = self.stage.now_s()
-            seen = len(requests)
+            seen, lines = len(requests), len(self.log)
             return self.stage.now_s() - since_s >= for_s
 
         await self.until(holds, within_s)
@@ -264,24 +266,6 @@ class SimulatedCluster:
                 await self.stage.stirred.wait()
         except TimeoutError:
             return
-
-
-def _heartbeat(request: Any) -> bool:
-    return request.resource in _HEARTBEATS
-
-
-class _Standing:
-    """The time of a loop that nobody can move: what takes long here takes none."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def time(self) -> float:
-        """The loop's."""
-        return self._loop.time()
-
-    def advance(self, seconds: float) -> None:
-        """Time goes by itself."""
 
 
 def actor(world: SimulatedCluster, name: str, user: str) -> Actor:

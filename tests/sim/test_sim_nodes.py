@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
 
 import pynvml
 import pytest
 
-from migd.sim.cluster_time import run_virtually
+from migd.sim import SimHost, SimulationError
+from migd.sim.cluster_time import VirtualLoop, run_virtually
 from migd.sim.node_acting import Actor
 from migd.sim.node_carving import carve, clear
 from migd.sim.node_documents import node_of, pod_document, running
@@ -280,6 +283,64 @@ def test_what_ends_while_the_kubelet_is_away_is_told_when_it_is_back():
     play(story)
 
 
+def test_containers_that_were_about_to_start_when_the_kubelet_went_start_when_it_is_back():
+    async def story(world: SimulatedCluster) -> None:
+        world.admin.create("pods", pod_document("p", {SMALL: 1}))
+        await world.until(lambda: world.node("n1").kubelet.pod_resources(), 2)
+        world.restart_kubelet("n1", away_s=10)
+        await asyncio.sleep(9)
+        assert phase(world, "p") == "Pending"
+        await world.until(lambda: phase(world, "p") == "Running", 5)
+
+    play(story)
+
+
+def test_a_pod_removed_by_force_while_the_kubelet_is_away_ends_when_it_is_back():
+    async def story(world: SimulatedCluster) -> None:
+        world.admin.create("pods", pod_document("p", {SMALL: 1}))
+        await world.until(lambda: phase(world, "p") == "Running")
+        world.restart_kubelet("n1", away_s=10)
+        world.admin.delete("pods", world.get("pods", "p", "default"), 0)
+        await asyncio.sleep(9)
+        assert world.node("n1").host.snapshot().processes
+        await asyncio.sleep(2)
+        assert not world.node("n1").host.snapshot().processes
+        assert world.node("n1").kubelet.pod_resources() == ()
+
+    play(story)
+
+
+def test_the_device_of_a_pod_that_ended_goes_to_the_next_at_once():
+    async def story(world: SimulatedCluster) -> None:
+        world.admin.create("pods", pod_document("p", {THREE: 1}, annotations={"sim.migd.dev/lasts-s": 10}))
+        await world.until(lambda: phase(world, "p") == "Running")
+        world.admin.create("pods", pod_document("q", {THREE: 1}))
+        await world.until(lambda: phase(world, "p") == "Succeeded", 11)
+        await world.until(lambda: phase(world, "q") == "Running", 2)
+
+    play(story)
+
+
+def test_a_pod_of_a_daemonset_that_failed_is_replaced():
+    async def story(world: SimulatedCluster) -> None:
+        failed = plugin_pod(world)
+        metadata = failed["metadata"]
+        world.admin.merge("pods", metadata["name"], {"status": {"phase": "Failed"}}, metadata["namespace"], "status")
+        await world.until(lambda: plugin_pod(world) and plugin_pod(world)["metadata"]["uid"] != metadata["uid"], 3)
+
+    play(story)
+
+
+def test_a_plugin_that_crashes_over_and_over_is_away_for_longer_each_time():
+    async def story(world: SimulatedCluster) -> None:
+        world.crash_loop(plugin_pod(world)["metadata"]["uid"], "n1", times=3, every_s=20)
+        await world.until(lambda: set(world.allocatable("n1").values()) == {0}, 60)
+        await world.until(lambda: world.allocatable("n1")[SMALL] == 2, 60)
+        assert plugin_pod(world)["status"]["containerStatuses"][0]["restartCount"] >= 2
+
+    play(story)
+
+
 def test_a_kept_pod_whose_container_restarts_late_in_a_pause_hangs_until_the_plugin_is_back():
     async def story(world: SimulatedCluster) -> None:
         world.admin.create("pods", pod_document("p", {SMALL: 1}))
@@ -406,14 +467,64 @@ def test_b40_a_lost_status_update_leaves_a_number_that_nobody_offers_any_more():
 
 def test_mig_manager_applies_its_label_over_everything():
     async def story(world: SimulatedCluster) -> None:
-        deploy = "nvidia.com/gpu.deploy.mig-manager"
-        world.admin.label("n1", {"nvidia.com/mig.config": "all-disabled", deploy: "true"})
-        state = "nvidia.com/mig.config.state"
-        await world.until(lambda: world.get("nodes", "n1")["metadata"]["labels"].get(state) == "success", 60)
-        assert not any(g.mig for g in world.node("n1").host.snapshot().gpus)
-        await world.until(lambda: world.allocatable("n1")[GPU] == 2, 30)
+        def state() -> str | None:
+            return world.get("nodes", "n1")["metadata"]["labels"].get("nvidia.com/mig.config.state")
 
-    play(story, NodeSpec("n1", "2xa100-80gb", style="operator", layout=CUT, mig_manager=True))
+        host = world.node("n1").host
+        assert host.snapshot().gpus[0].instances
+        world.admin.label("n1", {manager: "true"})
+        await world.until(lambda: state() == "success", 60)
+        assert not any(g.mig for g in host.snapshot().gpus)
+        await world.until(lambda: world.allocatable("n1")[GPU] == 2, 30)
+        world.admin.label("n1", {"nvidia.com/mig.config": "all-1g.10gb"})
+        await world.until(lambda: state() == "pending", 10)
+        await world.until(lambda: state() == "success", 60)
+        await world.until(lambda: world.allocatable("n1")[SMALL] == 14, 30)
+        world.admin.label("n1", {"nvidia.com/mig.config": "all-of-it"})
+        await world.until(lambda: state() == "failed", 60)
+
+    manager = "nvidia.com/gpu.deploy.mig-manager"
+    play(story, NodeSpec("n1", "2xa100-80gb", "operator", layout=CUT, mig_manager=True, labels={manager: "false"}))
+
+
+def test_of_several_programs_that_are_said_alike_by_the_chart_only_one_is_the_plugin():
+    async def story(world: SimulatedCluster) -> None:
+        named = [(p["metadata"]["labels"], p["spec"]["containers"][0]["name"]) for p in world.pods("n1")]
+        names = [name for labels, name in named if labels["app.kubernetes.io/name"] == "nvidia-device-plugin"]
+        assert sorted(names) == ["gpu-feature-discovery-ctr", "nvidia-device-plugin-ctr"]
+
+    play(story)
+
+
+def test_an_object_is_applied_as_an_admin_does_and_refused_with_the_reason():
+    plan = {"apiVersion": "migd.dev/v1alpha1", "kind": "GPUPartitionPlan", "metadata": {"name": "p"}}
+
+    async def story(world: SimulatedCluster) -> None:
+        made = world.apply({**plan, "spec": {"nodeSelector": {}, "rules": []}})
+        assert made["metadata"]["generation"] == 1
+        with pytest.raises(ValueError, match="rules: Required value"):
+            world.apply({**plan, "metadata": {"name": "q"}, "spec": {"nodeSelector": {}}})
+        world.delete("gpupartitionplans", "p")
+        assert world.get("gpupartitionplans", "p") is None
+
+    play(story)
+
+
+def test_a_compacted_history_ends_no_watch_that_had_nothing_to_see():
+    async def story(world: SimulatedCluster) -> None:
+        query = {"fieldSelector": "metadata.name=p", "resourceVersion": str(world.cluster.store.version)}
+        async with world.cluster.transport("somebody").watch("/api/v1/pods", query) as events:
+            first = asyncio.ensure_future(anext(events))
+            for n in range(3):
+                world.admin.create("pods", pod_document(f"other-{n}"))
+                await asyncio.sleep(1)
+            world.admin.cordon("n1")
+            world.cluster.store.forget()
+            world.admin.create("pods", pod_document("p"))
+            event = await first
+            assert (event["type"], event["object"]["metadata"]["name"]) == ("ADDED", "p")
+
+    play(story, NodeSpec("n1", "1xl40s"))
 
 
 def test_the_machines_clock_is_the_loops_and_calls_that_take_time_move_it():
@@ -466,3 +577,16 @@ def test_what_does_not_come_about_says_what_did():
             await world.until(lambda: False, 10)
 
     play(story)
+
+
+def test_the_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str]):
+    page = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text("utf-8")
+    example = next(part for part in page.split("```python\n")[1:] if "run_virtually" in part).partition("```")[0]
+    exec(example, {})
+    assert "default/train-1 gets MIG-" in capsys.readouterr().out
+
+
+def test_a_machine_in_a_file_keeps_its_own_time(tmp_path: Path):
+    host = SimHost.open(tmp_path / "machine.json", "l40s")
+    with closing(VirtualLoop()) as loop, pytest.raises(SimulationError, match="keeps its own time"):
+        host.follow_time(loop)
