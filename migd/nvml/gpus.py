@@ -27,6 +27,7 @@ from migd.nvml.calls import Handle, Library, is_gone
 from migd.nvml.errors import GoneError, GpuError, NotSupportedError, UnknownGpuError, error_for
 from migd.nvml.instances import Found, Instances
 from migd.nvml.looking import Looking
+from migd.nvml.roots import this_library
 from migd.nvml.session import Deadlines
 
 T = TypeVar("T")
@@ -53,14 +54,16 @@ class _Device:
 class NvmlGpus:
     """Every GPU of this machine, through one long-lived NVML session: the only place where NVML is called.
 
-    library: the pynvml module, or what has its face. caller: who runs the calls; a thread of its own by default.
+    library: the pynvml module, or what has its face; see `roots` for the default. caller: who runs the calls; a thread
+    of its own by default.
     The session opens at first use, and anew after close() or a DriverError. One look or operation at a time;
     whoever else comes waits. It translates names, units and errors, and decides nothing.
     """
 
     def __init__(
-        self, library: Library = pynvml, caller: Caller | None = None, deadlines: Deadlines = _DEFAULT_DEADLINES
+        self, library: Library = None, caller: Caller | None = None, deadlines: Deadlines = _DEFAULT_DEADLINES
     ) -> None:
+        library = library if library is not None else this_library()
         self._looking = Looking(library, caller if caller is not None else ThreadCaller(), deadlines)
         self._session = self._looking.session
         self._calls = self._session.calls

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from controlplane.api import APPLY, JSON_PATCH, MERGE, Answer, Api
 from integration.deployed import NAMESPACE, PLUGIN_NAMESPACE
-from integration.texts import NOW, PARTITIONS, PLANS, condition, desired, partition, plan
+from integration.texts import PARTITIONS, PLANS, condition, desired, partition, plan
 
 NODES: Final = "/api/v1/nodes"
 LEASES: Final = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
@@ -107,12 +107,11 @@ PLAN: Final = f"{PLANS}/<plan>"
 OWN: Final = [{"apiVersion": "v1", "kind": "Node", "name": "<open>", "uid": "<open uid>"}]
 NOT_OWN: Final = [{"apiVersion": "v1", "kind": "Node", "name": "<other>", "uid": "<other uid>"}]
 TURN: Final = {"id": "0123456789abcdef", "gpus": 1}
-EVICTED: Final = {"podUID": "u", "transaction": "t", "code": 201, "at": NOW}
 CIDR: Final = {"spec": {"podCIDR": "10.9.0.0/24", "podCIDRs": ["10.9.0.0/24"]}}
 OWN_GPUS: Final = "GPUPartitions of its own node only"
 OWN_LEASE: Final = "Lease of its own node"
 WORDS: Final = "from true to paused-for-mig-change and back only"
-CONDITIONS_ONLY: Final = "conditions AgentAlive and Assigned of a GPUPartition's status only"
+CONDITIONS_ONLY: Final = "the operator writes the conditions AgentAlive and Assigned only"
 FORBIDDEN: Final[list[tuple[str, str, str, Any]]] = [
     ("reads secrets", "GET", "/api/v1/secrets", None),
     ("reads a secret of its namespace", "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/x", None),
@@ -290,7 +289,6 @@ AGENT_MAY_NOT = [
         "AgentAlive and Assigned are the operator's", APPLY),
     Row("removes what the operator says", "agent", "PATCH", f"{WISHED}/status", {"status": {"conditions": []}},
         "AgentAlive and Assigned are the operator's"),
-    Row("answers for evictions", "agent", "PATCH", f"{MINE}/status", status(evictions=[EVICTED]), "evictions", APPLY),
     Row("labels a GPU for a plan", "agent", "PATCH", MINE, label("migd.dev/plan", "x"), "label migd.dev/node of"),
     Row("labels a GPU for another node", "agent", "PATCH", MINE, label("migd.dev/node", "<other>"),
         "names its own node"),
@@ -375,9 +373,7 @@ OPERATOR_MAY_NOT = [
     Row("says what a GPU is cut into", "operator", "PATCH", f"{MINE}/status", status(observed={"summary": "x"}),
         CONDITIONS_ONLY, APPLY),
     Row("says that a GPU is ready", "operator", "PATCH", f"{MINE}/status", status(conditions=[condition("Ready")]),
-        CONDITIONS_ONLY, APPLY),
-    Row("answers for evictions", "operator", "PATCH", f"{MINE}/status", status(evictions=[EVICTED]),
-        CONDITIONS_ONLY, APPLY),
+        "writes AgentAlive and Assigned only", APPLY),
     Row("registers a GPU", "operator", "PATCH", NEW, partition("<new gpu>", "<open>"), "cannot create resource", APPLY),
     Row("labels a GPU for a node", "operator", "PATCH", MINE, label("migd.dev/node", "<other>"),
         "label migd.dev/plan of"),
