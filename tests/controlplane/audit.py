@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -68,30 +69,29 @@ class AuditLog:
         self._admin = admin
         self._seen: list[Request] = []
         self._offset = 0
+        self._reading = threading.Lock()  # stories that run at once look at one log
 
     def requests(self) -> tuple[Request, ...]:
         """Every request answered until now, in the order of the log.
 
         The log may lag behind the answers by a moment: a mark of our own is waited for first.
         """
-        mark = uuid.uuid4().hex
+        mark, begun = uuid.uuid4().hex, len(self._seen)
         self._admin.get("/version", mark=mark)
-        shown = until(lambda: any(mark in request.uri for request in self._read_on()), _WITHIN_S)
-        assert shown, f"the audit log did not show a request within {_WITHIN_S:.0f} s"
+        assert until(lambda: self._shows(mark, begun), _WITHIN_S), f"the audit log lags by {_WITHIN_S:.0f} s"
         return tuple(self._seen)
 
     def since(self, earlier: tuple[Request, ...]) -> tuple[Request, ...]:
         """The requests after an earlier look."""
         return self.requests()[len(earlier) :]
 
-    def _read_on(self) -> list[Request]:
-        with self._path.open("rb") as file:
+    def _shows(self, mark: str, begun: int) -> bool:
+        with self._reading, self._path.open("rb") as file:
             file.seek(self._offset)
             whole, _, _ = file.read().rpartition(b"\n")  # a line still being written is for the next look
-        self._offset += len(whole) + 1 if whole else 0
-        new = list(requests_in(whole.decode().splitlines()))
-        self._seen += new
-        return new
+            self._offset += len(whole) + 1 if whole else 0
+            self._seen += requests_in(whole.decode().splitlines())
+        return any(mark in request.uri for request in self._seen[begun:])
 
 
 def requests_in(lines: Iterable[str]) -> Iterable[Request]:
