@@ -18,6 +18,7 @@ from controlplane.nodes_programs import Program
 from controlplane.nodes_styles import STYLES, node_labels, plugin_manifests
 from controlplane.processes import StartError, until
 from controlplane.running import ControlPlane
+from migd.sim.spec import parse_spec
 
 NODES: Final = ("node-1", "node-2", "node-3")
 CONTROL: Final = "control"
@@ -56,6 +57,11 @@ class Process:
         """Its process id, None while it does not run."""
         found = self._found()
         return None if found is None else found.pid
+
+    @property
+    def pod(self) -> str:
+        """The name of its pod."""
+        return self.program.pod
 
     @property
     def restarts(self) -> int:
@@ -128,19 +134,20 @@ class Cluster:
         self._migd = migd
         self._say = say
         self.roots = Path(tempfile.mkdtemp(prefix="migd-"))  # short: a socket's path has 107 bytes at most
-        of_all = {"status_every_s": status_every_s, "backoff_s": backoff_s, "say": say}
+        pace = {"status_every_s": status_every_s, "backoff_s": backoff_s}
+        specs = dict.fromkeys(nodes, spec) if isinstance(spec, str) else spec
         self.nodes = {
             name: SimNode(
                 self.plane,
                 name,
                 self.roots / name,
-                spec if isinstance(spec, str) else spec[name],
-                labels=node_labels(self.style, strategy, "NVIDIA-A100-SXM4-80GB"),
-                **of_all,  # type: ignore[arg-type]
+                specs[name],
+                labels=node_labels(self.style, strategy, parse_spec(specs[name])[0].name),
+                **pace,
             )
             for name in nodes
         }
-        self.control = SimNode(self.plane, CONTROL, self.roots / CONTROL, "", taints=[_CONTROL_TAINT], **of_all)  # type: ignore[arg-type]
+        self.control = SimNode(self.plane, CONTROL, self.roots / CONTROL, "", taints=[_CONTROL_TAINT], **pace)
 
     def __enter__(self) -> Self:
         self.start()

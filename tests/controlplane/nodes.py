@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +10,8 @@ from controlplane.api import Json
 from controlplane.building import kubernetes_version
 from controlplane.nodes_kubelet import Kubelet
 from controlplane.nodes_object import NodeObject
-from controlplane.nodes_programs import Ground
+from controlplane.nodes_pods import now_text
+from controlplane.nodes_tokens import Ground
 from controlplane.running import ControlPlane
 from migd.sim import SimHost
 
@@ -19,15 +20,11 @@ SOCKET_ROOM: Final = 50
 """So many bytes of a socket's path come after the node's root folder and may be needed at most."""
 
 
-def _quiet(_line: str) -> None:
-    """Nobody wants to know."""
-
-
 class SimNode:
     """One node. Use it as a context, or call `start` and `stop`.
 
-    root: the folder that is its `/`, with a short path since sockets lie in it; spec: its GPUs, "" for none. logs: for
-    what its pods say. seed: of the GPUs' UUIDs; the node's name where not given.
+    root: the folder that is its `/`, with a short path since sockets lie in it. spec: its GPUs, "" for none. seed: of
+    the GPUs' UUIDs; the node's name where not given.
     status_every_s: how often the kubelet looks at the node's status; backoff_s: before a container's first restart.
     """
 
@@ -44,13 +41,13 @@ class SimNode:
         backoff_s: float = 1.0,
         seed: str = "",
         leashed: bool = True,
-        say: Callable[[str], None] = _quiet,
     ) -> None:
         assert len(str(root)) <= 107 - SOCKET_ROOM - len("/var/lib/kubelet"), f"{root} is too long for sockets"
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.name = name
         self.root = root
         self.spec = spec
+        self.log = plane.logs / f"kubelet-{name}.log"
         self.machine_file = root / "var/lib/migd/gpus.json"
         self.machine_file.parent.mkdir(parents=True, exist_ok=True)
         self._seed = seed or name
@@ -68,7 +65,7 @@ class SimNode:
             leashed=leashed,
         )
         self.object = NodeObject(self.api, name, kubernetes_version(), labels or {}, taints, status_every_s)
-        self.kubelet = Kubelet(self.api, self.object, ground, self.machine if spec else None, say)
+        self.kubelet = Kubelet(self.api, self.object, ground, self.machine if spec else None, self._say)
 
     def __enter__(self) -> SimNode:
         self.start()
@@ -76,6 +73,10 @@ class SimNode:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _say(self, line: str) -> None:
+        with self.log.open("a") as log:
+            log.write(f"{now_text()} {line}\n")
 
     @property
     def kubelet_folder(self) -> Path:

@@ -8,42 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import signal
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-import grpc
-
-from controlplane.api import MERGE, Api, Json
+from controlplane.api import Api, Json
+from controlplane.nodes_life import Pod, Pods
 from controlplane.nodes_object import NodeObject
-from controlplane.nodes_pods import (
-    LASTS_S,
-    PROGRAM,
-    STOPS_IN_S,
-    ContainerState,
-    address_of,
-    annotation,
-    container_id,
-    grace_s,
-    now_text,
-    refused,
-    same_status,
-    status_of,
-    terminal,
-    uid_of,
-    wants_of,
-)
-from controlplane.nodes_programs import Ground, Program, is_program
-from controlplane.nodes_sockets import Closed, Listed, Plugin, Sockets
+from controlplane.nodes_pods import grace_s, terminal, uid_of
+from controlplane.nodes_programs import Program
+from controlplane.nodes_sockets import Closed, Listed, Sockets
+from controlplane.nodes_tokens import Ground
 from migd.sim import SimHost
-from migd.sim.errors import SimulationError
-from migd.sim.node_devices import AdmissionError, DeviceManager, Held, Wants
-from migd.sim.node_plugin import device_of
+from migd.sim.node_devices import Held
 
 T = TypeVar("T")
 _TICK_S: Final = 0.2
@@ -51,36 +30,11 @@ _WATCH_S: Final = 300
 _DO_S: Final = 60.0
 
 
-@dataclass(slots=True)
-class Pod:
-    """A pod of this node. state: waiting, running, ending or ended; status: as it was last sent."""
-
-    document: Json
-    seen_s: float
-    state: str = "waiting"
-    programs: dict[str, Program] = field(default_factory=dict)
-    simulated: dict[str, int] = field(default_factory=dict)  # container -> restarts
-    computing: list[int] = field(default_factory=list)  # pids in the simulated machine
-    started: str = ""
-    started_s: float = 0.0
-    stops_at_s: float = 0.0
-    kill_at_s: float | None = None
-    verdict: Json | None = None  # the status it ended with
-    status: Json | None = None
-    gone: bool = False  # the API server has it no more
-
-    @property
-    def key(self) -> str:
-        """Namespace and name."""
-        return f"{self.document['metadata']['namespace']}/{self.document['metadata']['name']}"
-
-
 class Kubelet:
-    """One node's kubelet. `start`, then `stop`; in between tests may turn its switches.
+    """One node's kubelet. `start`, then `stop`.
 
-    api: with the node's certificate. machine: opens the simulated machine, None for a node without GPUs.
-    admit_after_s: a bound pod waits so long before it is admitted. broken: images whose containers end at once;
-    missing: images that cannot be pulled.
+    api: with the node's certificate. machine: opens the simulated machine, None for a node without GPUs. pods: has the
+    switches that a test may turn: `admit_after_s`, `broken`, `missing`.
     """
 
     def __init__(
@@ -91,23 +45,16 @@ class Kubelet:
         machine: Callable[[], SimHost] | None,
         say: Callable[[str], None],
     ) -> None:
-        self.admit_after_s = 0.0
-        self.broken: set[str] = set()
-        self.missing: set[str] = set()
+        self.pods = Pods(api, ground, say)
         self._api = api
         self._node = node
         self._ground = ground
         self._open = machine
         self._say = say
-        self._host: SimHost | None = None
-        self._manager = DeviceManager()
-        self._numbers: dict[Plugin, int] = {}
-        self._snapshot: tuple[Sequence[Wants], Sequence[Held]] = ((), ())
-        self._sockets = Sockets(ground.root / "var/lib/kubelet", self._put, lambda: self._snapshot)
+        self._sockets = Sockets(ground.root / "var/lib/kubelet", self._put, lambda: self.pods.snapshot)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._pods: dict[str, Pod] = {}
         self._down = False
-        self._listed = False
+        self._away = False
         self._stopping = threading.Event()
         self._watching: Any = None
         self._threads: list[threading.Thread] = []
@@ -116,7 +63,7 @@ class Kubelet:
 
     def start(self) -> None:
         """Register the node and go to work."""
-        self._host = self._open() if self._open else None
+        self.pods.host = self._open() if self._open else None
         self._node.register()
         self._sockets.start()
         for target in (self._run, self._watch):
@@ -168,7 +115,7 @@ class Kubelet:
         return self.do(
             lambda: {
                 f"{pod.key}/{name}": (uid, program)
-                for uid, pod in self._pods.items()
+                for uid, pod in self.pods.known.items()
                 if pod.state != "ended"
                 for name, program in pod.programs.items()
             }
@@ -176,7 +123,7 @@ class Kubelet:
 
     def held(self) -> Sequence[Held]:
         """What pods hold now, as pod-resources tells it."""
-        return self._snapshot[1]
+        return self.pods.snapshot[1]
 
     # ---- the thread
 
@@ -192,29 +139,32 @@ class Kubelet:
             if now_s >= ticked_s + _TICK_S and not self._down:
                 ticked_s = now_s
                 self._guarded(self._report)
-                for pod in list(self._pods.values()):
-                    self._guarded(lambda pod=pod: self._step(pod))
+                for pod in list(self.pods.known.values()):
+                    self._guarded(lambda pod=pod: self.pods.step(pod))
 
     def _report(self) -> None:
-        self._node.step(time.monotonic(), self._boot_id(), self._manager.report)
+        self._node.step(time.monotonic(), self._boot_id(), self.pods.manager.report)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
+            self._away = False
         except OSError as error:
-            self._say(f"{self._ground.node}: the API server is away: {error}")
+            if not self._away:
+                self._say(f"the API server is away: {error}")
+            self._away = True
         except Exception:  # one broken pod must not stop the node; the log has it, and the test waits in vain
-            traceback.print_exc(file=sys.stderr)
+            self._say(traceback.format_exc())
 
     def _take(self, event: Any) -> None:
         match event:
             case Listed(plugin=plugin, devices=devices, first=True):
-                self._numbers[plugin] = self._manager.register(plugin.resource, devices, plugin.prefer)
+                self.pods.plugins[plugin] = self.pods.manager.register(plugin.resource, devices, plugin.prefer)
             case Listed(plugin=plugin, devices=devices):
-                self._manager.update(self._numbers[plugin], devices)
+                self.pods.manager.update(self.pods.plugins[plugin], devices)
             case Closed(plugin=plugin):
-                if plugin in self._numbers:
-                    self._manager.gone(self._numbers.pop(plugin), time.monotonic())
+                if plugin in self.pods.plugins:
+                    self.pods.manager.gone(self.pods.plugins.pop(plugin), time.monotonic())
             case ("pods", items):
                 self._relist(items)
             case ("pod", kind, document):
@@ -223,7 +173,7 @@ class Kubelet:
                 event()
 
     def _boot_id(self) -> str:
-        return self._host.boot_id() if self._host else "11111111-2222-3333-4444-555555555555"
+        return self.pods.host.boot_id() if self.pods.host else "11111111-2222-3333-4444-555555555555"
 
     # ---- pods as the API server has them
 
@@ -231,21 +181,20 @@ class Kubelet:
         for document in items:
             self._changed("MODIFIED", document)
         there = {uid_of(document) for document in items}
-        for uid in self._pods.keys() - there:
-            self._pods[uid].gone = True
-        self._listed = True
+        for uid in self.pods.known.keys() - there:
+            self.pods.known[uid].gone = True
 
     def _changed(self, kind: str, document: Json) -> None:
         uid = uid_of(document)
-        pod = self._pods.get(uid)
+        pod = self.pods.known.get(uid)
         if pod is None:
             if kind == "DELETED" or (terminal(document) and grace_s(document) is None):
                 return
-            pod = self._pods[uid] = Pod(document, time.monotonic())
+            pod = self.pods.known[uid] = Pod(document, time.monotonic())
         pod.document = document
         pod.gone = pod.gone or kind == "DELETED"
         if not self._down:
-            self._guarded(lambda: self._step(pod))
+            self._guarded(lambda: self.pods.step(pod))
 
     def _watch(self) -> None:
         where = {"fieldSelector": f"spec.nodeName={self._ground.node}"}
@@ -266,167 +215,6 @@ class Kubelet:
         if self._watching is not None:
             self._watching.close()
 
-    # ---- one pod
-
-    def _step(self, pod: Pod) -> None:
-        """Bring it as far as it goes now."""
-        now_s = time.monotonic()
-        grace = 30.0 if pod.gone else grace_s(pod.document)
-        if pod.state == "waiting":
-            if grace is not None or terminal(pod.document):
-                pod.state = "ended"
-            elif now_s >= pod.seen_s + self.admit_after_s:
-                self._admit(pod, now_s)
-        if pod.state == "running":
-            if grace is not None:
-                self._begin_end(pod, now_s, grace)
-            else:
-                self._run_containers(pod, now_s)
-        if pod.state == "ending":
-            self._go_on_ending(pod, now_s)
-        if pod.state == "ended":
-            self._bury(pod)
-
-    def _admit(self, pod: Pod, now_s: float) -> None:
-        wants = wants_of(pod.document)
-        try:
-            self._manager.admit(wants)
-            self._allocate(wants)
-        except AdmissionError as error:
-            self._say(f"{self._ground.node}: {pod.key}: {error}")
-            self._manager.free(wants.uid)
-            pod.verdict = refused("UnexpectedAdmissionError", str(error))
-            pod.state = "ended"
-            return
-        finally:
-            self._publish()
-        pod.state = "running"
-        pod.started = now_text()
-        pod.started_s = now_s
-        for container in pod.document["spec"]["containers"]:
-            if is_program(container):
-                pod.programs[container["name"]] = Program(self._ground, pod.document, container, self._api)
-            else:
-                pod.simulated[container["name"]] = 0
-        if pod.simulated and annotation(pod.document, PROGRAM) != "idle":
-            self._compute(pod)
-
-    def _allocate(self, wants: Wants) -> None:
-        """Tell the plugins, as a kubelet does; what was given before is told again."""
-        plugins = {plugin.resource: plugin for plugin in self._numbers}
-        for one in self._manager.held():
-            if (one.namespace, one.pod) == (wants.namespace, wants.name) and one.resource in plugins:
-                try:
-                    plugins[one.resource].allocate(one.device_ids)
-                except grpc.RpcError as error:
-                    raise AdmissionError(f"Allocate failed due to {error}, which is unexpected") from error
-
-    def _compute(self, pod: Pod) -> None:
-        """Have it run something on its devices, so that NVML shows them in use."""
-        assert pod.simulated
-        if self._host is None:
-            return
-        name = next(iter(pod.simulated))
-        container = container_id(uid_of(pod.document), name, pod.simulated[name])
-        for device in sorted({device_of(one) for one in self._manager.devices(uid_of(pod.document))}):
-            at = _place_of(self._host, device)
-            if at is None:
-                self._say(f"{self._ground.node}: {pod.key} was given {device}, which is not there")
-                continue
-            with contextlib.suppress(SimulationError):  # a GPU without MIG that has it on by now
-                pid = self._host.start_process(at[0], at[1], command=f"python {pod.key}", container=container)
-                pod.computing.append(pid)
-
-    def _run_containers(self, pod: Pod, now_s: float) -> None:
-        states = {name: self._container(pod, name, program, now_s) for name, program in pod.programs.items()}
-        lasts_s = annotation(pod.document, LASTS_S)
-        over = bool(lasts_s) and now_s >= pod.started_s + float(lasts_s)
-        for name, restarts in pod.simulated.items():
-            kind = "terminated" if over else "running"
-            made = container_id(uid_of(pod.document), name, restarts)
-            states[name] = ContainerState(kind, ready=not over, restarts=restarts, since=pod.started, container_id=made)
-        if states and all(state.kind == "terminated" for state in states.values()):
-            well = all(state.exit_status == 0 for state in states.values())
-            self._end(pod, "Succeeded" if well else "Failed", states)
-            return
-        waits = any(state.kind == "waiting" and not state.restarts for state in states.values())
-        self._send(pod, self._status(pod, "Pending" if waits else "Running", states))
-
-    def _container(self, pod: Pod, name: str, program: Program, now_s: float) -> ContainerState:
-        if program.image in self.missing and program.pid is None:
-            return ContainerState("waiting", "ImagePullBackOff", f"Back-off pulling image {program.image}")
-        hinders = self._manager.hinders(uid_of(pod.document)) if program.pid is None else ""
-        if hinders:
-            return ContainerState("waiting", "CreateContainerConfigError", hinders, restarts=program.restarts)
-        program.broken = program.image in self.broken
-        return program.step(now_s)
-
-    def _begin_end(self, pod: Pod, now_s: float, grace: float) -> None:
-        pod.state = "ending"
-        pod.kill_at_s = now_s + grace
-        if pod.simulated:
-            pod.stops_at_s = now_s + float(annotation(pod.document, STOPS_IN_S) or 0)
-        for program in pod.programs.values():
-            program.end(signal.SIGTERM)
-
-    def _go_on_ending(self, pod: Pod, now_s: float) -> None:
-        """A shorter grace may have been asked for meanwhile, as by a forced deletion."""
-        grace = grace_s(pod.document)
-        assert pod.kill_at_s is not None
-        if grace is not None:
-            pod.kill_at_s = min(pod.kill_at_s, now_s + grace)
-        over = now_s >= pod.kill_at_s
-        if over:
-            for program in pod.programs.values():
-                program.end(signal.SIGKILL)
-        if any(program.pid is not None for program in pod.programs.values()):
-            return
-        if now_s < min(pod.stops_at_s, pod.kill_at_s):
-            return
-        names = (*pod.programs, *pod.simulated)
-        killed = ContainerState("terminated", since=now_text(), exit_status=137 if over else 0)
-        self._end(pod, "Failed" if over else "Succeeded", dict.fromkeys(names, killed))
-
-    def _end(self, pod: Pod, phase: str, states: Mapping[str, ContainerState]) -> None:
-        pod.verdict = self._status(pod, phase, states)
-        pod.state = "ended"
-
-    def _bury(self, pod: Pod) -> None:
-        """It has ended: free what it held, say so, and confirm its deletion where that was asked for."""
-        uid = uid_of(pod.document)
-        if self._host is not None:
-            for pid in pod.computing:
-                with contextlib.suppress(SimulationError):  # ended with a reboot
-                    self._host.end_process(pid)
-        pod.computing.clear()
-        self._manager.free(uid)
-        self._publish()
-        if pod.gone:
-            del self._pods[uid]
-            return
-        if pod.verdict is not None:
-            self._send(pod, pod.verdict)
-        metadata = pod.document["metadata"]
-        if grace_s(pod.document) is not None:
-            path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
-            now = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
-            self._api.request("DELETE", path, {"apiVersion": "v1", "kind": "DeleteOptions", **now})
-
-    def _status(self, pod: Pod, phase: str, states: Mapping[str, ContainerState]) -> Json:
-        address = address_of(uid_of(pod.document))
-        return status_of(pod.document, phase, states, address, pod.started or now_text())
-
-    def _send(self, pod: Pod, status: Json) -> None:
-        if pod.status is not None and same_status(pod.status, status):
-            return
-        metadata = pod.document["metadata"]
-        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
-        if self._api.patch(path, {"metadata": {"uid": metadata["uid"]}, "status": status}, MERGE).ok:
-            pod.status = status
-
-    def _publish(self) -> None:
-        self._snapshot = (self._manager.active(), self._manager.held())
-
     # ---- what happens to it
 
     def _go_down(self) -> None:
@@ -438,41 +226,19 @@ class Kubelet:
         self._come_up()
 
     def _come_up(self) -> None:
-        self._numbers.clear()
-        self._manager.restarted(time.monotonic())
+        self.pods.plugins.clear()
+        self.pods.manager.restarted(time.monotonic())
         self._sockets.start()
         self._node.register()
         self._down = False
 
     def _reboot(self) -> None:
         self._go_down()
-        self._kill_everything()
-        if self._host is not None:
-            self._host.reboot()
-        for pod in self._pods.values():
-            pod.computing.clear()
-            if pod.state in ("running", "ending"):
-                pod.state = "waiting"
-                pod.programs.clear()
-                pod.simulated.clear()
+        self.pods.power_off()
+        if self.pods.host is not None:
+            self.pods.host.reboot()
         self._come_up()
 
     def _shut_down(self) -> None:
         self._down = True  # or what is killed might be started again
-        self._kill_everything()
-
-    def _kill_everything(self) -> None:
-        for pod in self._pods.values():
-            for program in pod.programs.values():
-                program.kill()
-
-
-def _place_of(host: SimHost, device: str) -> tuple[int, int | None] | None:
-    """Index of the GPU and first memory slice of the instance, None for a whole GPU; None where it is not there."""
-    for gpu in host.snapshot().gpus:
-        if gpu.uuid == device:
-            return gpu.index, None
-        for instance in gpu.instances:
-            if any(compute.uuid == device for compute in instance.compute):
-                return gpu.index, instance.start
-    return None
+        self.pods.kill()

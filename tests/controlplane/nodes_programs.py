@@ -7,18 +7,17 @@ finds the API server by the kubeconfig that KUBECONFIG names, with the token of 
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from controlplane.api import Api, Json
 from controlplane.nodes_pods import ContainerState, address_of, container_id, now_text, uid_of
+from controlplane.nodes_tokens import Ground, Token
 from controlplane.processes import Child
 
 _HERE: Final = Path(__file__).parent
@@ -32,28 +31,9 @@ PROGRAMS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
 """Image, without registry and tag -> the programs in it, the first being its entrypoint."""
 _KUBECONFIG: Final = "--kubeconfig=$(KUBECONFIG)"
 """What our programs are told besides: they look for a pod's token where no process without mounts has one."""
-TOKEN_S: Final = 3607  # as the ServiceAccount admission plugin asks for
 BACKOFF_MAX_S: Final = 300.0
 _VARIABLE: Final = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _KEYED: Final = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
-
-
-@dataclass(frozen=True, slots=True)
-class Ground:
-    """What a node gives to its containers. root: its `/`; server, authority: of the API server.
-
-    variables: every container has them. logs: a folder for their output. backoff_s: before the first restart, doubled
-    each time; a kubelet's is 10.
-    """
-
-    node: str
-    root: Path
-    server: str
-    authority: Path
-    logs: Path
-    variables: Mapping[str, str]
-    backoff_s: float = 10.0
-    leashed: bool = True
 
 
 def image_of(container: Json) -> str:
@@ -84,13 +64,14 @@ class Program:
         metadata = pod["metadata"]
         self.name = str(container["name"])
         self.image = image_of(container)
+        self.pod = str(metadata["name"])
         self.held = False
         self.broken = False
         self.restarts = 0
         self._ground = ground
         self._pod = pod
         self._container = container
-        self._token = Token(ground, pod, api)
+        self.token = Token(ground, pod, api)
         logs = ground.logs / f"{metadata['namespace']}_{metadata['name']}"
         logs.mkdir(parents=True, exist_ok=True)
         self.log = logs / f"{self.name}.log"
@@ -113,7 +94,7 @@ class Program:
 
     def step(self, now_s: float) -> ContainerState:
         """Start, restart or probe it, as is due; how it is then."""
-        self._token.step(now_s)
+        self.token.step(now_s)
         child = self._child
         if child is not None and child.running:
             return self._running(now_s)
@@ -129,7 +110,7 @@ class Program:
             self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
         if self._ended is not None and not self._restarts():
             return self._state("terminated", exit_status=self._ended)
-        if self.held or now_s < self._again_at_s or not self._token.ready:
+        if self.held or now_s < self._again_at_s or not self.token.ready:
             waits = self._ended is not None
             return self._state("waiting", "CrashLoopBackOff" if waits else "ContainerCreating")
         self._start(now_s)
@@ -152,8 +133,8 @@ class Program:
     def _start(self, now_s: float) -> None:
         made = container_id(uid_of(self._pod), self.name, self.restarts)
         # a container's name has the uid of its pod in it, as its cgroup has on a real machine
-        seen = self._variables() | {"CONTAINER_ID": f"{uid_of(self._pod)}/{made}"}
-        words = [_expanded(self._outside(word), seen) for word in words_of(self._container)]
+        seen = self.variables() | {"CONTAINER_ID": f"{uid_of(self._pod)}/{made}"}
+        words = [_expanded(self.outside(word), seen) for word in words_of(self._container)]
         if self.broken:
             words = ["/bin/false"]
         self._child = Child(f"{self.name}@{self._ground.node}", words, self.log, self._ground.leashed, seen)
@@ -183,14 +164,15 @@ class Program:
 
     # ---- what it sees
 
-    def _variables(self) -> dict[str, str]:
+    def variables(self) -> dict[str, str]:
+        """What it sees in its environment."""
         given = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-        given |= {"HOME": str(self._token.folder), "PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"}
+        given |= {"HOME": str(self.token.folder), "PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"}
         given["GRPC_VERBOSITY"] = "ERROR"  # else each socket that closes is told of
-        given |= {"SIMULATED_ROOT": str(self._ground.root), "KUBECONFIG": str(self._token.kubeconfig)}
+        given |= {"SIMULATED_ROOT": str(self._ground.root), "KUBECONFIG": str(self.token.kubeconfig)}
         for one in self._container.get("env") or ():
             value = self._field(one["valueFrom"]) if "valueFrom" in one else str(one.get("value", ""))
-            given[one["name"]] = _expanded(self._outside(value), given)
+            given[one["name"]] = _expanded(self.outside(value), given)
         return given | self._ground.variables  # of its GPUs the node knows best
 
     def _field(self, source: Json) -> str:
@@ -210,7 +192,7 @@ class Program:
         }
         return str(fields[path])
 
-    def _outside(self, word: str) -> str:
+    def outside(self, word: str) -> str:
         """The word as it is outside of the container: paths in its volumes, and its network, are elsewhere."""
         name, equals, path = word.partition("=")
         if not equals:
@@ -234,60 +216,9 @@ class Program:
             if not place.exists():
                 place.mkdir(parents=True)
             return place
-        place = self._token.folder / volume["name"]
+        place = self.token.folder / volume["name"]
         place.mkdir(parents=True, exist_ok=True)
         return place
-
-
-class Token:
-    """The ServiceAccount token of a pod, bound to it, in a kubeconfig that reads it from a file; renewed in time."""
-
-    def __init__(self, ground: Ground, pod: Json, api: Api) -> None:
-        self._pod = pod
-        self._api = api
-        self._again_at_s = 0.0
-        self.ready = False
-        self.folder = ground.root / "pods" / uid_of(pod)
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.kubeconfig = self.folder / "kubeconfig"
-        self._file = self.folder / "token"
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [
-                {"name": "c", "cluster": {"server": ground.server, "certificate-authority": str(ground.authority)}}
-            ],
-            "users": [{"name": "pod", "user": {"tokenFile": str(self._file)}}],
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "pod"}}],
-            "current-context": "c",
-        }
-        self.kubeconfig.write_text(json.dumps(config))
-
-    def step(self, now_s: float) -> None:
-        """Ask for a token where none is there or four fifths of its time are over."""
-        if now_s < self._again_at_s:
-            return
-        metadata, account = self._pod["metadata"], self._pod["spec"].get("serviceAccountName", "default")
-        bound = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]}
-        body = {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": {"expirationSeconds": TOKEN_S, "boundObjectRef": bound},
-        }
-        path = f"/api/v1/namespaces/{metadata['namespace']}/serviceaccounts/{account}/token"
-        self._again_at_s = now_s + 1.0
-        try:
-            answer = self._api.create(path, body)
-        except OSError:
-            return
-        if not answer.ok:  # the authorizer learns of a bound pod a moment later
-            return
-        new = self._file.with_suffix(".new")
-        new.touch(mode=0o600)
-        new.write_text(answer.body["status"]["token"])
-        os.replace(new, self._file)
-        self.ready = True
-        self._again_at_s = now_s + 0.8 * TOKEN_S
 
 
 class Probe:

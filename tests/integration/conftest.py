@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from controlplane.building import NotBuiltError, found_programs
+from controlplane.clusters import Cluster
 from controlplane.processes import until
 from controlplane.running import ControlPlane
 from integration.stage import Stage
@@ -46,6 +47,22 @@ def _programs() -> Path | str:
         return found_programs()
     except NotBuiltError as missing:
         return str(missing)
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A whole cluster of the test module's own; what its CLUSTER says goes to `Cluster`."""
+    programs = _programs()
+    if isinstance(programs, str):
+        pytest.fail(programs, pytrace=False)
+    failed = request.session.testsfailed
+    folder = tmp_path_factory.mktemp("cluster")
+    with Cluster(folder, programs=programs, **getattr(request.module, "CLUSTER", {})) as running:
+        yield running
+    if request.session.testsfailed > failed:
+        sys.stderr.write(f"\nlogs of the cluster: {folder}\n")
+    else:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

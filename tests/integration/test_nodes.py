@@ -274,7 +274,7 @@ def test_a_kubelet_that_restarts_has_its_plugin_back_and_lost_no_pod(fresh: Site
 
 
 def test_a_pod_bound_but_not_admitted_when_the_plugin_goes_dies_of_it(fresh: Site, name: str):
-    fresh.node.kubelet.admit_after_s = 600.0
+    fresh.node.kubelet.pods.admit_after_s = 600.0
     fresh.run(name, {SMALL: 1})
     assert until(lambda: fresh.pod(name)["spec"].get("nodeName") == fresh.name, WITHIN_S)
     assert fresh.held() == ()
@@ -283,7 +283,7 @@ def test_a_pod_bound_but_not_admitted_when_the_plugin_goes_dies_of_it(fresh: Sit
     (pod,) = fresh.plugin_pods()
     fresh.plane.admin.delete(f"/api/v1/namespaces/{fresh.style.namespace}/pods/{pod['metadata']['name']}").object()
     assert until(lambda: fresh.plugin_pid() is None, WITHIN_S)
-    fresh.node.kubelet.admit_after_s = 0.0
+    fresh.node.kubelet.pods.admit_after_s = 0.0
     failed = fresh.wait_phase(name, "Failed")
     assert failed["status"]["reason"] == "UnexpectedAdmissionError"
     assert "no healthy devices present" in failed["status"]["message"]
@@ -293,7 +293,7 @@ def test_a_pod_bound_but_not_admitted_when_the_plugin_goes_dies_of_it(fresh: Sit
 def test_a_plugin_that_crashes_at_every_start_offers_nothing_until_it_is_mended(fresh: Site):
     kubelet, before, pid = fresh.node.kubelet, fresh.allocatable(), fresh.plugin_pid()
     assert pid is not None
-    kubelet.broken.add("k8s-device-plugin")
+    kubelet.pods.broken.add("k8s-device-plugin")
     os.kill(pid, signal.SIGKILL)
 
     def looping() -> bool:
@@ -304,13 +304,13 @@ def test_a_plugin_that_crashes_at_every_start_offers_nothing_until_it_is_mended(
 
     assert until(looping, WITHIN_S)
     fresh.wait_allocatable(dict.fromkeys(before, 0))
-    kubelet.broken.clear()
+    kubelet.pods.broken.clear()
     fresh.wait_allocatable(before)
 
 
 def test_a_plugin_whose_image_is_gone_never_comes_back(fresh: Site):
     kubelet, before = fresh.node.kubelet, fresh.allocatable()
-    kubelet.missing.add("k8s-device-plugin")
+    kubelet.pods.missing.add("k8s-device-plugin")
     (pod,) = fresh.plugin_pods()
     fresh.plane.admin.delete(f"/api/v1/namespaces/{fresh.style.namespace}/pods/{pod['metadata']['name']}").object()
 
@@ -320,7 +320,7 @@ def test_a_plugin_whose_image_is_gone_never_comes_back(fresh: Site):
 
     assert until(waits, WITHIN_S)
     fresh.wait_allocatable(dict.fromkeys(before, 0))
-    kubelet.missing.clear()
+    kubelet.pods.missing.clear()
     fresh.wait_allocatable(before)
 
 
