@@ -52,11 +52,11 @@ BOARD = board("a30")
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
 DEPLOY = "nvidia.com/gpu.deploy."
 CLIENTS = ("device-plugin", "dcgm", "dcgm-exporter", "gpu-feature-discovery")
-APPS = {"device-plugin": "nvidia-device-plugin-daemonset", "dcgm": "nvidia-dcgm", "dcgm-exporter": "nvidia-dcgm-exporter",
-        "gpu-feature-discovery": "gpu-feature-discovery"}  # fmt: skip
+APPS = {"device-plugin": "nvidia-device-plugin-daemonset", "dcgm": "nvidia-dcgm",
+        "dcgm-exporter": "nvidia-dcgm-exporter", "gpu-feature-discovery": "gpu-feature-discovery"}  # fmt: skip
 
 
-class Crash(Exception):
+class Crash(Exception):  # noqa: N818
     """The agent's process ended here."""
 
 
@@ -303,7 +303,7 @@ class ToyNode:
             if self.allocatable.get(pod.resource, 0) > taken:
                 pod.bound = True
                 self.changes += 1
-                late_s = self.random.choice((0.3, 1.5, 1.5, 25.0))  # a kubelet may be busy
+                late_s = self.random.choice((0.3, 1.5, 8.0, 14.0))  # a kubelet may be busy
                 self.after(late_s, lambda pod=pod: self._admit(pod))  # type: ignore[misc]
 
     def _admit(self, pod: ToyPod) -> None:

@@ -26,6 +26,8 @@ _APPS: Final = {
     f"{_DEPLOY}dcgm-exporter": "nvidia-dcgm-exporter",
     f"{_DEPLOY}dcgm": "nvidia-dcgm",
 }
+_OPERANDS: Final = f"{_DEPLOY}operands"
+"""An admin's: `false` says that the GPU Operator runs nothing here, whatever the other labels say."""
 _CONTAINER: Final = "nvidia-device-plugin-ctr"
 
 
@@ -36,6 +38,8 @@ def client_labels(resets: bool) -> tuple[str, ...]:
 
 def to_pause(node: Node, keys: tuple[str, ...]) -> tuple[str, ...]:
     """Of these, those whose client runs: an admin's `false` stays."""
+    if node.labels.get(_OPERANDS) == "false":
+        return ()
     return tuple(key for key in keys if node.labels.get(key) == "true")
 
 
@@ -43,6 +47,8 @@ def by_labels(node: Stored[Node]) -> bool:
     """Whether the GPU Operator runs the device plugin here, so that a label pauses it."""
     says = node.value.labels.get(DEVICE_PLUGIN)
     owed = owed_of(node)
+    if node.value.labels.get(_OPERANDS) == "false":
+        return False
     return says == "true" or (says == PAUSED and owed is not None and DEVICE_PLUGIN in owed.labels)
 
 

@@ -66,12 +66,12 @@ def _phase(record: Record, view: View, judged: Judged, partition: Stored[Partiti
             return moving
     if desired is None:
         return "Idle", Cause("NotNeeded", "")
+    outcome = record.gpu(now.uuid).outcome
     hold = held_of(partition, view.seen)
-    if hold:
+    if hold and not (given and work.stage == "Rest" and outcome is not None and outcome.phase == "Ready"):
         return "Blocked", Cause("Held", hold)
     if not given:
         return "Pending", Cause("Waiting", "it waits for its node's turn")
-    outcome = record.gpu(now.uuid).outcome
     if outcome is not None and outcome.phase != "Ready":
         return outcome.phase, outcome.cause
     if work.stage == "Waiting":

@@ -64,7 +64,11 @@ def _status(record: Record, view: View, judged: Judged, partition: Stored[Partit
     said = judgement_of(record, view, judged, partition)
     readable = now is not None and not now.out_of_reach
     ours = record.gpu(now.uuid if now is not None else partition.name)
-    half_way = said.phase in ("Changing", "RollingBack") and said.phase == was.phase  # each step is not worth a write
+    half_way = said.phase == was.phase  # each step and each operation is not worth a write
+    steady = half_way and said.phase in ("Changing", "RollingBack")
+    transition = transition_doc(record, partition, now, was.last_transition)
+    if half_way and transition is not None and was.last_transition is not None and transition.finished_at is None:
+        transition = was.last_transition if was.last_transition.finished_at is None else transition
     return PartitionStatus(
         observed_generation=partition.generation,
         phase=said.phase,
@@ -72,10 +76,10 @@ def _status(record: Record, view: View, judged: Judged, partition: Stored[Partit
         message="" if said.phase in ("Ready", "Idle") else cut(said.cause.message, MESSAGE_MAX),
         conditions=following(was.conditions, said.conditions, partition.generation, view.seen.wall),
         board=board_doc(now, view.seen.driver) if now is not None and readable else was.board,
-        observed=observed_doc(now, ours.owned) if now is not None and readable and not half_way else was.observed,
+        observed=observed_doc(now, ours.owned) if now is not None and readable and not steady else was.observed,
         blockers=said.blockers,
         blockers_left_out=said.blockers_left_out,
-        last_transition=transition_doc(record, partition, now, was.last_transition),
+        last_transition=transition,
         previous=previous_doc(ours.before) or was.previous,
     )
 

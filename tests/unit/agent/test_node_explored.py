@@ -1,7 +1,7 @@
 """The node's transaction in a small world that is late, busy and fails, with an agent that dies anywhere.
 
-Each seed is a story: pods come and go, wishes are given, edited and taken back, operations are refused, the kubelet does
-not answer, GPU clients do not stop, the machine reboots. A failure prints its seed.
+Each seed is a story: pods come and go, wishes are given, edited and taken back, operations are refused, the kubelet
+does not answer, GPU clients do not stop, the machine reboots. A failure prints its seed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from migd.agent.records import Cause
 from migd.mig.geometry import counts_of
 from migd.mig.operations import CreateComputeInstance, CreateGpuInstance, DestroyGpuInstance, SetMode
 
-SEEDS = 60
+SEEDS = 40
 WISHES: list[list[str] | None] = [None, ["4x1g.6gb"], ["2x2g.12gb"], ["1x2g.12gb", "2x1g.6gb"], ["1x4g.24gb"]]
 STARTS = [None, "", "1g@0 1g@1 1g@2 1g@3", "2g@0 2g@2", "2g@2 1g@0"]
 RESOURCES = ["nvidia.com/gpu", "nvidia.com/mig-1g.6gb", "nvidia.com/mig-2g.12gb"]

@@ -1,0 +1,489 @@
+"""The rules that a node's transaction is made of, each by itself: who holds what, whose turn, guards, what is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from toy_node import BOARD, DEPLOY, ToyNode, made
+
+from migd.agent.node.advertising import differing, expected, resource_of
+from migd.agent.node.bounds import backoff_s
+from migd.agent.node.clients import by_labels, is_plugin, to_pause
+from migd.agent.node.deciding import answered, decide, needs_list
+from migd.agent.node.effects import ChangeNode, HangUp, RefreshDevices, StopPlugin, Wait
+from migd.agent.node.guarding import guard, misfit, wedged
+from migd.agent.node.holding import held, unadmitted
+from migd.agent.node.moments import judge, view_of
+from migd.agent.node.seeing import NodeSeen
+from migd.agent.node.telling import told
+from migd.agent.node.turning import turn_of
+from migd.agent.records import AwaitingReboot, Cause, GpuRecord, NodeWork, Record
+from migd.kube.nodes import HAMI, SAFE_LOAD, Node
+from migd.kube.pods import Pod
+from migd.kube.stored import Stored
+from migd.kubelet.ports import PodDevices
+from migd.mig.geometry import GpuInstance
+from migd.mig.observed import MigMode, SeenComputeInstance, SeenGpu, SeenInstance
+from migd.mig.profiles import Placement
+
+MIG_ON = MigMode(True, True)
+
+
+def seen_of(node: ToyNode, **changes: Any) -> NodeSeen:
+    return replace(node.seen(Record(node.boot)), **changes)
+
+
+def labelled(seen: NodeSeen, **labels: str) -> NodeSeen:
+    more = {key.replace("__", "/").replace("_", "."): value for key, value in labels.items()}
+    value = replace(seen.node.value, labels={**seen.node.value.labels, **more})
+    return replace(seen, node=replace(seen.node, value=value))
+
+
+def pod(name: str, labels: dict[str, str] | None = None, phase: str = "Running", **more: Any) -> Stored[Pod]:
+    value = Pod("n1", phase, labels or {}, more.pop("gpus", ()), False, "Job", False, False, more.pop("containers", ()))
+    return Stored(name, "ml", f"uid-{name}", "1", 0, False, {}, {}, replace(value, **more))
+
+
+def holding(*ids: str, resource: str = "nvidia.com/mig-1g.6gb") -> tuple[PodDevices, ...]:
+    return (PodDevices("ml", "job", resource, ids),)
+
+
+# --- who holds what ---
+
+
+def used(seen: NodeSeen) -> list[str]:
+    """What is in use: instances as 0:1g.6gb@1, whole GPUs as 0."""
+    found = held(seen).gpus
+    whole = [str(gpu.index) for gpu in found if gpu.in_use]
+    return whole + [f"{g.index}:{i.instance}" for g in found for i in g.instances if i.in_use]
+
+
+def test_a_pod_holds_what_the_kubelet_says_though_no_process_is_there() -> None:
+    node = ToyNode(["1g@0 1g@1", None])
+    first = next(iter(node.gpus[0].ids()))
+    assert used(seen_of(node, devices=holding(first))) == ["0:1g.6gb@0"]
+    assert used(seen_of(node, devices=holding("GPU-1"))) == ["1"]
+    assert used(seen_of(node, devices=holding("MIG-GPU-0/2/0"))) == ["0:1g.6gb@1"]  # as old drivers write it
+
+
+def test_what_cannot_be_told_may_be_anything() -> None:
+    node = ToyNode(["1g@0 1g@1", None])
+    every = ["0", "1", "0:1g.6gb@0", "0:1g.6gb@1"]
+    assert used(seen_of(node, devices=holding("MIG-unheard-of"))) == every
+    assert used(seen_of(node, devices=holding(resource="gpu.nvidia.com"))) == every
+    assert used(seen_of(node, devices=None, kubelet_trouble="no answer")) == every
+
+
+def test_other_devices_ended_pods_and_gpus_that_are_gone_hold_nothing() -> None:
+    node = ToyNode(["1g@0 1g@1", None])
+    first = next(iter(node.gpus[0].ids()))
+    assert used(seen_of(node, devices=holding("eth0", resource="example.com/nic"))) == []
+    assert used(seen_of(node, devices=holding("GPU-gone"))) == []
+    assert used(seen_of(node, devices=holding(first), pods=(pod("job", phase="Failed"),))) == []
+
+
+def test_a_pod_that_asks_for_devices_and_has_none_yet_is_not_admitted() -> None:
+    node = ToyNode(["1g@0 1g@1"])
+    asks = pod("job", phase="Pending", gpus=(("nvidia.com/mig-1g.6gb", 1),))
+    assert unadmitted(seen_of(node, pods=(asks, pod("web"))))[0].name == "job"
+    assert unadmitted(seen_of(node, pods=(asks,), devices=holding("MIG-0-1"))) == ()
+    assert unadmitted(seen_of(node, pods=(replace(asks, value=replace(asks.value, phase="Failed")),))) == ()
+
+
+# --- whose turn ---
+
+
+def test_a_turn_is_what_as_many_partitions_carry_as_it_says() -> None:
+    node = ToyNode([None, None])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"], 1: None})
+    turn = turn_of(seen_of(node), NodeWork())
+    assert turn is not None
+    assert (turn.id, sorted(turn.orders)) == ("aaaaaaaa", ["GPU-0", "GPU-1"])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"]}, number=2)
+    assert turn_of(seen_of(node), NodeWork()) is None
+
+
+def test_a_wish_for_another_node_of_this_name_is_none() -> None:
+    node = ToyNode([None])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})
+    seen = seen_of(node)
+    assert turn_of(replace(seen, node=replace(seen.node, uid="another")), NodeWork()) is None
+
+
+def test_while_two_turns_are_complete_only_the_one_under_way_goes_on() -> None:
+    node = ToyNode([None, None])
+    node.wish("aaaaaaaa", {0: None, 1: None})
+    one = node.partitions["gpu-0"]
+    node.wish("bbbbbbbb", {1: None})
+    other = node.partitions["gpu-1"]
+    spec = one.value.spec.model_copy(update={"assignment": one.value.spec.assignment.model_copy(update={"gpus": 1})})  # type: ignore[union-attr]
+    one = replace(one, value=one.value.model_copy(update={"spec": spec}))
+    seen = seen_of(node, partitions=(one, other))
+    assert turn_of(seen, NodeWork()) is None
+    under_way = turn_of(seen, NodeWork(turn="bbbbbbbb"))
+    assert under_way is not None
+    assert under_way.id == "bbbbbbbb"
+
+
+def test_plans_of_different_policies_meet_on_one_node() -> None:
+    node = ToyNode(["1g@0", "1g@0"])
+    node.wish("aaaaaaaa", {0: ["1x4g.24gb"], 1: ["1x4g.24gb"]}, foreignInstances="Adopt", onFailure="Hold")
+    adopting = node.partitions["gpu-0"]
+    node.wish("aaaaaaaa", {0: ["1x4g.24gb"], 1: ["1x4g.24gb"]})
+    node.partitions["gpu-0"] = adopting
+    seen = seen_of(node)
+    judged = judge(Record(node.boot), view_of(seen, NodeWork()))
+    assert judged.changing == ("GPU-0",)
+    assert {uuid: (o.phase, o.cause.reason) for uuid, o in judged.apart.items()} == {
+        "GPU-1": ("Blocked", "ForeignInstances")
+    }
+
+
+# --- guards ---
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("nvidia.com/gpu.deploy.mig-manager", "true", "ForeignOwner"),
+        ("nvidia.com/gpu.deploy.mig-manager", "false", None),
+        ("nvidia.com/mig.config.state", "pending", "ForeignOwner"),
+        ("nvidia.com/mig.config.state", "rebooting", "ForeignOwner"),
+        ("nvidia.com/mig.config.state", "success", None),
+        ("nvidia.com/gpu.deploy.dcgm", "paused-for-mig-change", "ForeignOwner"),
+        ("nos.nebuly.com/gpu-partitioning", "mig", "ForeignOwner"),
+        ("nvidia.com/gpu.workload.config", "vm-passthrough", "ForeignOwner"),
+        ("nvidia.com/gpu.workload.config", "container", None),
+        ("nvidia.com/gpu-driver-upgrade-state", "drain-required", "DriverUpgrade"),
+        ("nvidia.com/gpu-driver-upgrade-state", "upgrade-done", None),
+        ("nvidia.com/gpu-driver-upgrade-state", "", None),
+    ],
+)
+def test_a_label_says_who_else_is_at_work(key: str, value: str, reason: str | None) -> None:
+    node = ToyNode([None])
+    node.labels[key] = value
+    found = guard(seen_of(node))
+    assert (found.reason if found else None) == reason
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "reason"),
+    [
+        (HAMI, '[{"id":"GPU-0","mode": "mig"}]', "ForeignOwner"),
+        (HAMI, '[{"id":"GPU-0","mode": "hami-core"}]', None),
+        (SAFE_LOAD, "true", "DriverUpgrade"),
+    ],
+)
+def test_an_annotation_says_who_else_is_at_work(annotation: str, value: str, reason: str | None) -> None:
+    seen = seen_of(ToyNode([None]))
+    node = replace(seen.node, value=replace(seen.node.value, others={annotation: value}))
+    found = guard(replace(seen, node=node))
+    assert (found.reason if found else None) == reason
+
+
+def test_mig_managers_pod_is_waited_for() -> None:
+    seen = seen_of(ToyNode([None]))
+    manager = pod("mm", {"app": "nvidia-mig-manager"})
+    assert guard(replace(seen, pods=(manager,))) is not None
+    assert guard(replace(seen, pods=(replace(manager, value=replace(manager.value, phase="Succeeded")),))) is None
+
+
+@pytest.mark.parametrize(
+    ("resource", "replicas", "refused"),
+    [("nvidia.com/gpu.shared", "", True), ("nvidia.com/gpu", "4", True), ("nvidia.com/gpu", "", False)],
+)
+def test_mps_in_use_keeps_the_plugin_running(resource: str, replicas: str, refused: bool) -> None:
+    node = ToyNode([None])
+    node.labels |= {"nvidia.com/mps.capable": "true", "nvidia.com/gpu.replicas": replicas}
+    found = guard(seen_of(node, pods=(pod("job", gpus=((resource, 1),)),)))
+    assert (found is not None and found.reason == "MPSInUse") == refused
+    node.labels["nvidia.com/mps.capable"] = "false"
+    assert guard(seen_of(node, pods=(pod("job", gpus=((resource, 1),)),))) is None
+
+
+def test_labels_that_are_owed_are_no_wedge() -> None:
+    node = ToyNode([None])
+    node.labels[f"{DEPLOY}dcgm"] = "paused-for-mig-change"
+    assert wedged(seen_of(node)) == (f"{DEPLOY}dcgm",)
+    node.annotations["migd.dev/owed"] = f'{{"turn": "a", "labels": {{"{DEPLOY}dcgm": "true"}}}}'
+    assert wedged(seen_of(node)) == ()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "wishes", "refused"),
+    [
+        ("none", {0: ["4x1g.6gb"], 1: ["4x1g.6gb"]}, True),
+        ("none", {0: None, 1: None}, False),
+        ("single", {0: ["4x1g.6gb"], 1: ["4x1g.6gb"]}, False),
+        ("single", {0: ["4x1g.6gb"], 1: ["2x2g.12gb"]}, True),
+        ("single", {0: ["4x1g.6gb"]}, True),
+        ("single", {0: ["1x2g.12gb", "2x1g.6gb"], 1: ["4x1g.6gb"]}, True),
+        ("mixed", {0: ["4x1g.6gb"], 1: ["2x2g.12gb"]}, False),
+    ],
+)
+def test_the_plugins_strategy_must_take_what_is_wished(strategy: str, wishes: Any, refused: bool) -> None:
+    node = ToyNode([None, None])
+    node.labels["nvidia.com/mig.strategy"] = strategy
+    node.wish("aaaaaaaa", wishes)
+    seen = seen_of(node)
+    view = view_of(seen, NodeWork())
+    assert view.turn is not None
+    judged = judge(Record(node.boot), view)
+    assert (misfit(seen.node, view.held, judged.begun, view.turn) is not None) == refused
+
+
+def test_an_unhealthy_gpu_is_set_apart() -> None:
+    node = ToyNode([None, None])
+    node.gpus[0].trouble = "row remapping failed"
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"], 1: ["4x1g.6gb"]})
+    judged = judge(Record(node.boot), view_of(seen_of(node), NodeWork()))
+    assert judged.changing == ("GPU-1",)
+    assert judged.apart["GPU-0"].cause.reason == "GPUUnhealthy"
+
+
+def test_a_mode_that_waits_for_a_reboot_is_not_asked_for_again_in_the_same_turn() -> None:
+    node = ToyNode([None])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})
+    view = view_of(seen_of(node), NodeWork())
+    for boot, phase in ((node.boot, "RebootRequired"), ("earlier", "Failed")):
+        waits = GpuRecord(awaiting=AwaitingReboot(boot, "aaaaaaaa", True))
+        assert judge(Record(node.boot, gpus={"GPU-0": waits}), view).apart["GPU-0"].phase == phase
+    other = GpuRecord(awaiting=AwaitingReboot("earlier", "bbbbbbbb", True))
+    assert judge(Record(node.boot, gpus={"GPU-0": other}), view).changing == ("GPU-0",)
+
+
+# --- what is advertised ---
+
+
+def gpu(index: int, *profiles: str, mig: bool = True, whole: bool = True) -> SeenGpu:
+    there = tuple(
+        SeenInstance(
+            GpuInstance(name, Placement(n, 1)), n, (SeenComputeInstance(0, True, f"MIG-{index}-{n}"),) if whole else ()
+        )
+        for n, name in enumerate(profiles)
+    )
+    return SeenGpu(f"GPU-{index}", index, "", "", 0, MIG_ON if mig else MigMode(False, False), instances=there)
+
+
+def shown(allocatable: dict[str, str], **labels: str) -> Node:
+    more = {key.replace("__", "."): value for key, value in labels.items()}
+    return Node({f"nvidia.com/{k}": v for k, v in more.items()}, (), False, True, allocatable, False)
+
+
+EIGHT = [gpu(n, *["1g.5gb"] * 7) for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "seven", "ok"),
+    [("8", "8", False), ("8", "0", False), ("0", "0", True)],
+)
+def test_a_resource_that_lingers_is_named_and_at_zero_it_is_tolerated(gpus: str, seven: str, ok: bool) -> None:
+    """Source: NVIDIA/k8s-device-plugin#240, kai-scheduler/KAI-Scheduler#1120."""
+    node = shown({"nvidia.com/gpu": gpus, "nvidia.com/mig-1g.5gb": "56", "nvidia.com/mig-7g.40gb": seven})
+    odd = differing(node, EIGHT)
+    assert (odd == "") == ok
+    assert ("nvidia.com/gpu is 8" in odd) == (not ok)
+    assert ("nvidia.com/mig-7g.40gb is 8" in odd) == (seven == "8")
+
+
+def test_whole_gpus_beside_leftovers_at_zero_are_as_expected() -> None:
+    node = shown({"nvidia.com/gpu": "8", "nvidia.com/mig-1g.24gb": "0", "nvidia.com/mig-2g.48gb": "0"})
+    assert differing(node, [gpu(n, mig=False) for n in range(8)]) == ""
+
+
+def test_what_is_expected_depends_on_the_strategy() -> None:
+    gpus = [gpu(0, "1g.10gb", "1g.10gb+me"), gpu(1, mig=False), gpu(2, "1g.10gb", whole=False)]
+    mixed = {"nvidia.com/gpu": 1, "nvidia.com/mig-1g.10gb": 1, "nvidia.com/mig-1g.10gb.me": 1}
+    assert expected(gpus, "mixed") == expected(gpus, None) == mixed
+    assert expected(gpus, "none") == {"nvidia.com/gpu": 3}
+    assert expected(EIGHT, "single") == {"nvidia.com/gpu": 56}
+    assert expected([gpu(0, mig=False)], "single") == {"nvidia.com/gpu": 1}
+    assert resource_of("1g.10gb+me") == "nvidia.com/mig-1g.10gb.me"
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "replicas", "ok"),
+    [
+        ({"nvidia.com/gpu": "8"}, "4", True),
+        ({"nvidia.com/gpu": "2"}, "4", True),
+        ({"nvidia.com/gpu": "4"}, "4", False),
+        ({"nvidia.com/gpu": "8"}, "", False),
+        ({"nvidia.com/gpu.shared": "8"}, "4", True),
+        ({"nvidia.com/gpu": "8", "nvidia.com/gpu.shared": "0"}, "4", True),
+        ({"nvidia.com/gpu": "8", "nvidia.com/gpu.shared": "8"}, "4", False),
+        ({"nvidia.com/gpu": "2", "nvidia.com/rdma": "63"}, "", True),
+    ],
+)
+def test_shared_gpus_count_in_multiples(allocatable: dict[str, str], replicas: str, ok: bool) -> None:
+    node = shown(allocatable, gpu__replicas=replicas)
+    assert (differing(node, [gpu(0, mig=False), gpu(1, mig=False)]) == "") == ok
+
+
+# --- clients ---
+
+
+def test_the_plugin_is_told_from_others_of_its_chart_by_its_container() -> None:
+    chart = {"app.kubernetes.io/name": "nvidia-device-plugin"}
+    assert is_plugin(pod("a", chart, containers=("nvidia-device-plugin-ctr",)).value)
+    assert not is_plugin(pod("b", chart, containers=("gpu-feature-discovery-ctr",)).value)
+    assert is_plugin(pod("c", {"name": "nvidia-device-plugin-ds"}).value)
+    assert is_plugin(pod("d", {"app": "nvidia-device-plugin-daemonset"}).value)
+
+
+def test_only_clients_that_run_are_paused() -> None:
+    node = shown({}, **{"gpu__deploy__dcgm": "false", "gpu__deploy__device-plugin": "true"})
+    keys = (f"{DEPLOY}device-plugin", f"{DEPLOY}dcgm", f"{DEPLOY}dcgm-exporter")
+    assert to_pause(node, keys) == (f"{DEPLOY}device-plugin",)
+
+
+def test_where_the_operator_runs_nothing_nothing_is_paused_by_label() -> None:
+    node = ToyNode([None], "Operator")
+    node.labels[f"{DEPLOY}operands"] = "false"
+    seen = seen_of(node)
+    assert to_pause(seen.node.value, (f"{DEPLOY}device-plugin",)) == ()
+    assert not by_labels(seen.node)
+
+
+# --- answers ---
+
+
+def test_a_denied_change_before_anything_was_changed_backs_out_with_its_reason() -> None:
+    node = ToyNode([None])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})
+    record, effect = Record(node.boot), None
+    while not isinstance(effect, ChangeNode):
+        record, effect = decide(record, node.seen(record))
+    record = answered(record, effect, Cause("NoPermission", "the policy says no"), node.now_s)
+    record, effect = decide(record, node.seen(record))
+    assert isinstance(effect, Wait)
+    node.now_s += effect.seconds
+    for _ in range(4):
+        record, effect = decide(record, node.seen(record))
+    said = told(record, node.seen(record), {}).statuses["gpu-0"]
+    assert (said.phase, said.reason, said.message) == ("Blocked", "NoPermission", "the policy says no")
+
+
+def test_what_an_effect_answered_is_remembered_where_no_look_shows_it() -> None:
+    record = Record("b", node=NodeWork(stage="Refreshing"))
+    cause = Cause("NVMLError", "no nvidia-modprobe")
+    after = answered(record, RefreshDevices(()), cause, 1.0).node
+    assert after is not None
+    assert (after.refreshed, after.refresh, after.refresh_tries) == (False, cause, 1)
+    assert answered(record, HangUp(()), cause, 1.0) == record
+    assert answered(record, StopPlugin("n", "p", "u"), None, 1.0) == record
+
+
+def test_pods_are_listed_anew_only_while_it_matters() -> None:
+    stages = ("Rest", "Waiting", "Closing", "Settling", "Pausing", "Applying", "Verifying")
+    listed = [stage for stage in stages if needs_list(Record("b", node=NodeWork(stage=stage)))]  # type: ignore[arg-type]
+    assert listed == ["Settling", "Pausing"]
+
+
+def test_tries_are_a_minute_apart_and_then_half_an_hour() -> None:
+    assert [backoff_s(n) for n in (0, 1, 2, 3, 6, 50)] == [0, 60, 120, 240, 1800, 1800]
+
+
+# --- telling ---
+
+
+def test_the_status_says_what_the_gpu_is_and_who_holds_it() -> None:
+    node = ToyNode(["1g@0 1g@1"])
+    node.own_by_hand()
+    first = next(iter(node.gpus[0].ids()))
+    node.wish("aaaaaaaa", {0: ["2x2g.12gb"]})
+    container = "0123abcd"
+    job = pod("job", gpus=(("nvidia.com/mig-1g.6gb", 1),), container_ids=(container,))
+    seen = seen_of(node, devices=holding(first), pods=(job,))
+    record = node.record
+    for _ in range(3):
+        record, _ = decide(record, seen)
+    status = told(record, seen, {}).statuses["gpu-0"]
+    assert (status.phase, status.reason) == ("WaitingForIdle", "InUse")
+    assert "1g.6gb@0 by pod ml/job" in status.message
+    assert [(b.instance, b.pod.uid if b.pod else "") for b in status.blockers] == [("1g.6gb@0", "uid-job")]
+    assert status.board is not None
+    assert (status.board.uuid, len(status.board.profiles)) == ("GPU-0", len(BOARD.profiles))
+    assert status.observed is not None
+    assert (status.observed.summary, status.observed.in_use) == ("2×1g.6gb", "1/2")
+    assert {c.type: (c.status, c.reason) for c in status.conditions} == {
+        "Ready": ("False", "InUse"),
+        "Drained": ("False", "InUse"),
+        "Applied": ("False", "InUse"),
+        "Advertised": ("Unknown", "Waiting"),
+    }
+    assert {c.observed_generation for c in status.conditions} == {node.partitions["gpu-0"].generation}
+
+
+def test_a_ready_node_is_told_with_its_steps_its_counts_and_what_to_go_back_to() -> None:
+    node = ToyNode([None])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})
+    assert node.run(600)
+    status = node.partitions["gpu-0"].value.status
+    assert {c.type: c.status for c in status.conditions} == dict.fromkeys(
+        ("Ready", "Drained", "Applied", "Advertised"), "True"
+    )
+    assert (status.reason, status.message, status.blockers) == ("", "", ())
+    assert status.previous is not None
+    assert (status.previous.mig, status.previous.summary) == ("Disabled", "MIG off")
+    transition = status.last_transition
+    assert transition is not None
+    assert (transition.id, transition.from_layout, transition.to) == ("aaaaaaaa", "MIG off", "4×1g.6gb")
+    assert transition.result == "Succeeded"
+    names = [step.name for step in transition.steps]
+    assert names == ["Wait", "Close", "Settle", "Pause", "Apply", "Refresh", "Open", "Verify"]
+    took = {step.name: step.milliseconds for step in transition.steps}
+    assert (took["Settle"] or 0) >= 5000
+    assert None not in took.values()
+    assert node.labels["migd.dev/state"] == "ready"
+    assert node.labels["migd.dev/mig-1g.6gb.count"] == "4"
+
+
+def test_labels_of_what_is_no_more_are_taken_off_and_without_a_wish_all_of_them() -> None:
+    node = ToyNode([None])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})
+    assert node.run(600)
+    node.wish("bbbbbbbb", {0: ["2x2g.12gb"]})
+    assert node.run(600)
+    ours = {key for key in node.labels if key.startswith("migd.dev/")}
+    assert ours == {"migd.dev/state", "migd.dev/mig-2g.12gb.count"}
+    node.withdraw(keep_wish=False)
+    assert node.run(60)
+    assert not [key for key in node.labels if key.startswith("migd.dev/")]
+
+
+def test_a_node_without_a_plan_is_told_and_nothing_else() -> None:
+    node = ToyNode(["1g@0 1g@1"])
+    assert node.run(600)
+    status = node.partitions["gpu-0"].value.status
+    assert status.observed is not None
+    assert [i.foreign for i in status.observed.instances] == [True, True]
+    assert (status.phase, status.conditions, node.effects) == ("Idle", (), [])
+
+
+def test_who_is_ready_stays_so_under_a_hold() -> None:
+    node = ToyNode([None])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})
+    assert node.run(600)
+    node.annotations["migd.dev/hold"] = "me"
+    assert node.run(600)
+    assert node.phases() == ["Ready"]
+
+
+def test_a_transition_costs_few_writes() -> None:
+    node = ToyNode([None])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})
+    assert node.run(600)
+    assert node.status_writes <= 7
+
+
+def test_times_of_conditions_stay_while_they_say_the_same() -> None:
+    node = ToyNode([None])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})
+    assert node.run(600)
+    before = node.partitions["gpu-0"].value.says("Ready")
+    node.run(6000)
+    node.gpus[0].used = set(made("1g@0"))
+    node.run(6000)
+    assert node.partitions["gpu-0"].value.says("Ready") == before
