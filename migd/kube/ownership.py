@@ -26,6 +26,8 @@ _UNOWNED: Final = frozenset(
 """What names the object and is nobody's field. Source: apimachinery, managedfields' stripMeta."""
 _ATOMIC_ITEMS: Final = frozenset({("metadata", "ownerReferences")})
 """List maps whose items are one value each. Source: apimachinery, OwnerReference has +structType=atomic."""
+_SORTED: Final = json.JSONEncoder(sort_keys=True)
+_COMPACT: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 def applied(document: Json, manager: str) -> dict[str, Digest]:
@@ -48,8 +50,13 @@ def wanted(body: Json, list_maps: ListMaps) -> Digest:
 
 def digest(leaves: Iterator[tuple[str, Any]]) -> Digest:
     """A digest of paths with their values, in whatever order they come."""
-    text = json.dumps(sorted((path, json.dumps(value, sort_keys=True)) for path, value in leaves))
+    text = repr(sorted((path, _text(value)) for path, value in leaves))
     return hashlib.sha256(text.encode()).digest()[:16]
+
+
+def _text(value: Any) -> str:
+    """A JSON value as a text, whatever the order of its keys; most values are plain and need no encoder."""
+    return _SORTED.encode(value) if isinstance(value, dict | list) else repr(value)
 
 
 def _leaves(value: Any, list_maps: ListMaps, path: Path, at: str) -> Iterator[tuple[str, Any]]:
@@ -94,7 +101,7 @@ def _item(value: Any, key: Json) -> Any:
 
 
 def _key(key: Json) -> str:
-    return json.dumps(key, sort_keys=True, separators=(",", ":"))
+    return _COMPACT.encode(key)
 
 
 NOTHING_APPLIED: Final = digest(iter(()))

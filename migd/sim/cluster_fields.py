@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 Json = dict[str, Any]
 Path = tuple[str, ...]
 ListMaps = Mapping[tuple[str, ...], tuple[str, ...]]
+_COMPACT: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 OWNERS: Final = ("metadata", "ownerReferences")
 _UNOWNED: Final = frozenset(
     {("f:apiVersion",), ("f:kind",)}
@@ -70,7 +72,14 @@ def _leaves(value: Any, list_maps: ListMaps, names: tuple[str, ...], path: Path)
 
 
 def _key(key: Json) -> str:
-    return "k:" + json.dumps(key, sort_keys=True, separators=(",", ":"))
+    return "k:" + _COMPACT.encode(key)
+
+
+@lru_cache(maxsize=4096)
+def _keyed(step: str) -> Json:
+    """The key that a step names, not to be changed."""
+    found: Json = json.loads(step[2:])
+    return found
 
 
 def at(document: Any, path: Path) -> Any:
@@ -79,7 +88,7 @@ def at(document: Any, path: Path) -> Any:
         if step.startswith("f:"):
             document = document.get(step[2:]) if isinstance(document, dict) else None
         else:
-            document = _item(document, json.loads(step[2:]))
+            document = _item(document, _keyed(step))
     return document
 
 
@@ -108,7 +117,7 @@ def _set(document: Json, path: Path, value: Any) -> None:
                 inside[name] = empty
             inside = inside[name]
         else:
-            key = json.loads(step[2:])
+            key = _keyed(step)
             found = _item(inside, key)
             if found is None:
                 found = value if not after else dict(key)
@@ -138,7 +147,7 @@ def _remove(inside: Any, path: Path) -> None:
         if not rest or inside[name] in ({}, []):
             del inside[name]
     else:
-        found = _item(inside, json.loads(step[2:]))
+        found = _item(inside, _keyed(step))
         if found is None:
             return
         if rest:
@@ -199,7 +208,7 @@ def updated(before: Json, owners: Owners, after: Json, me: Owner, list_maps: Lis
 
 def _is_key(path: Path) -> bool:
     """Whether a field is part of the key of its item."""
-    return len(path) > 1 and path[-2].startswith("k:") and path[-1][2:] in json.loads(path[-2][2:])
+    return len(path) > 1 and path[-2].startswith("k:") and path[-1][2:] in _keyed(path[-2])
 
 
 def _tidy(owners: Owners) -> Owners:

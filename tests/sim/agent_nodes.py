@@ -1,4 +1,4 @@
-"""One simulated node for the agent's loop: an API server, a machine, a kubelet driven by hand, agents that come and go."""
+"""One simulated node for the agent's loop: an API server, a machine, a kubelet driven by hand, agents in turn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from migd.agent.node.running import Identified, Probes, api_cluster, run_agent
 from migd.agent.node.simulated import InStep, SimSignals, simulated_agent_ports
 from migd.kubelet.ports import KubeletError, PodDevices
 from migd.sim.cluster import SimCluster
-from migd.sim.cluster_faults import Chances, Faults, Trouble
+from migd.sim.cluster_faults import NONE, Chances, Faults, Trouble
 from migd.sim.host import SimHost
 
 NODE, NAMESPACE = "node-a", "migd-system"
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 class Switched(Faults):
     """Faults by seed, and an API server that can be away."""
 
-    def __init__(self, seed: int = 0, chances: Chances = Chances(0.0, 0.0)) -> None:
+    def __init__(self, seed: int = 0, chances: Chances = NONE) -> None:
         super().__init__(seed, chances)
         self.away: Trouble | None = None
 
@@ -56,7 +56,7 @@ class HandKubelet:
 class Node:
     """A node and its agents, each a process of its own. To be made and used within one virtual loop."""
 
-    def __init__(self, spec: str = "a100-80gb", seed: int = 0, chances: Chances = Chances(0.0, 0.0)) -> None:
+    def __init__(self, spec: str = "a100-80gb", seed: int = 0, chances: Chances = NONE) -> None:
         self.faults = Switched(seed, chances)
         self.server = SimCluster(seed, self.faults)
         self.host = SimHost.fresh(spec, seed=str(seed))

@@ -17,7 +17,7 @@ from migd.agent.node.looking import AgentPorts
 from migd.agent.node.metrics import Metrics
 from migd.agent.node.running import Identified, Probes, api_cluster, run_agent
 from migd.agent.node.simulated import SimPodResources, SimPodSignals, simulated_agent_ports
-from migd.sim.cluster_faults import Chances
+from migd.sim.cluster_faults import NONE, Chances
 from migd.sim.cluster_time import run_virtually
 from migd.sim.errors import SimulatedCrash
 from migd.sim.node_world import NodeSpec, SimulatedCluster
@@ -127,9 +127,18 @@ class Station:
             )
             assert code < 300, found
 
-    def ready(self, turn_generation: bool = True) -> bool:
-        """Every GPU with a wish is Ready, and says so of the present generation."""
-        return bool(self.partitions) and all(
+    @property
+    def labels(self) -> dict[str, str]:
+        node = self.world.get("nodes", self.name)
+        return dict(node["metadata"].get("labels") or {}) if node else {}
+
+    def advertised(self) -> dict[str, int]:
+        return {name: number for name, number in self.world.allocatable(self.name).items() if number}
+
+    def ready(self) -> bool:
+        """The node says so, and so does every GPU with a wish, of its present generation."""
+        self.check()
+        return self.labels.get("migd.dev/state") == "ready" and all(
             (p.get("status") or {}).get("phase") == "Ready"
             and p["status"].get("observedGeneration") == p["metadata"]["generation"]
             for p in self.partitions
@@ -156,7 +165,7 @@ def play(
     story: Callable[[Station], Awaitable[None]],
     spec: NodeSpec,
     seed: int = 0,
-    chances: Chances = Chances(0.0, 0.0),
+    chances: Chances = NONE,
     change: Change = _same,
 ) -> None:
     """Run a story on one node whose agent has started and registered its GPUs."""
@@ -191,10 +200,13 @@ async def away(station: Station, trouble: Any) -> AsyncIterator[None]:
 
 
 class Crashing:
-    """Ports whose nth call is the process's end, once: before the call, or after it. calls: (port, call), in order."""
+    """Ports whose nth call is the process's end, once: before the call, or after it. calls: those counted, in order.
 
-    def __init__(self, nth: int = 0, after: bool = False) -> None:
-        self.nth, self.after = nth, after
+    instead: done at the nth call in place of a crash.
+    """
+
+    def __init__(self, nth: int = 0, after: bool = False, instead: Callable[[], None] | None = None) -> None:
+        self.nth, self.after, self.instead = nth, after, instead
         self.calls: list[str] = []
 
     def __call__(self, ports: AgentPorts) -> AgentPorts:
@@ -213,9 +225,13 @@ class Crashing:
         )
 
     def point(self, name: str) -> bool:
-        """Count a call; whether it is the one."""
+        """Count a call; whether it is the one to crash at."""
         self.calls.append(name)
-        return len(self.calls) == self.nth
+        if len(self.calls) != self.nth:
+            return False
+        if self.instead is not None:
+            self.instead()
+        return self.instead is None
 
 
 class _Face:

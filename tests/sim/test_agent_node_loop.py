@@ -372,7 +372,9 @@ async def test_a_write_that_is_denied_is_an_answer_and_one_that_conflicts_is_not
     def conflicts(request):
         if request.user == AGENT and request.resource == "nodes" and request.writes and len(tries) < 3:
             tries.append(request)
-            node.merge(f"/api/v1/nodes/{NODE}", {"spec": {"taints": [{"key": f"t{len(tries)}", "effect": "NoSchedule"}]}})
+            node.merge(
+                f"/api/v1/nodes/{NODE}", {"spec": {"taints": [{"key": f"t{len(tries)}", "effect": "NoSchedule"}]}}
+            )
         return ""
 
     node.server.policy = conflicts
@@ -466,7 +468,11 @@ def test_through_every_trouble_of_the_api_server_all_effects_are_done_once_and_c
         from migd.sim.cluster_faults import Chances
 
         node = Node("2xa100-80gb", seed, Chances(request=0.15, watch=0.1))
-        steps = [close(), *(SetMode(uuid, True) for uuid in node.host.gpu_uuids()), ChangeNode(NodeChange(closed=False), "open")]
+        steps = [
+            close(),
+            *(SetMode(uuid, True) for uuid in node.host.gpu_uuids()),
+            ChangeNode(NodeChange(closed=False), "open"),
+        ]
         script = Script(*steps)
         async with node.agent(script.mind):
             await until(lambda: len(script.answers) == len(steps), within_s=3600)
@@ -474,7 +480,9 @@ def test_through_every_trouble_of_the_api_server_all_effects_are_done_once_and_c
             node.faults.calm()
             await until(lambda: not node.node()["spec"].get("taints"))
             last = f"at {len(steps)}"
-            await until(lambda: all(p.get("status", {}).get("message") == last for p in node.partitions().values()), 600)
+            await until(
+                lambda: all(p.get("status", {}).get("message") == last for p in node.partitions().values()), 600
+            )
             await asyncio.sleep(600)
             since = len(node.server.requests)
             await asyncio.sleep(600)

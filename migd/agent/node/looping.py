@@ -16,7 +16,7 @@ from migd.agent.node.effects import REST_LOOK_S, Acting, Effect, ForgetRetry, Wa
 from migd.agent.node.logs import logger
 from migd.agent.node.looking import AgentPorts, Caches, Looking
 from migd.agent.node.metrics import Metrics
-from migd.agent.node.registering import register
+from migd.agent.node.registering import Registering
 from migd.agent.node.reporting import Reporter
 from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.telling import Told, told
@@ -104,6 +104,7 @@ class Loop:
         self._stop = stop
         self._may_begin = may_begin
         self._looking = Looking(ports, caches)
+        self._registering = Registering(ports.cluster, caches.partitions.cache)
         self._only = ""  # the one GPU that the last effect may have changed, "" for any
         self._unreadable_since_s: float | None = None
         self.health = Health(asyncio.get_running_loop().time())
@@ -179,9 +180,7 @@ class Loop:
         self._unreadable_since_s = None
         self._metrics.looked(clock.time() - began_s)
         try:
-            self.health.duplicates = await register(
-                self._ports.cluster, seen.node, self._caches.partitions.cache, seen.gpus
-            )
+            self.health.duplicates = await self._registering.register(seen.node, seen.gpus)
         except KubeError as error:  # it comes again with the next look
             self._metrics.api_error(type(error).__name__)
             _log.warning("not registered", error=str(error))

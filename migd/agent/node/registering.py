@@ -43,41 +43,52 @@ def document(node_name: str, node_uid: str) -> Json:
     }
 
 
-async def register(
-    cluster: Cluster, node: Stored[Node], partitions: Cache[Partition], gpus: Iterable[SeenGpu]
-) -> tuple[str, ...]:
-    """Make the object of each GPU that has none, and put right what is ours in those that are there.
+class Registering:
+    """Makes and keeps the objects of one node's GPUs."""
 
-    Returns the names of partitions that are another node's although the GPU is here, in order. Writes nothing where
-    all is right. KubeError where the API server cannot be asked; what was done stays done, and is not done again.
-    A GPU that fell off the bus before it told its UUID has no name: its object, if there is one, is left as it is.
-    """
-    duplicates = []
-    for gpu in gpus:
-        if ":" in gpu.uuid:
-            continue
-        name = partition_name(gpu.uuid)
-        known = partitions.get(name)
-        try:
-            if known is None:
-                duplicates += [] if await _make(cluster, node, name) else [name]
-            elif known.value.spec.node_uid == node.uid and not known.deleting:
-                await cluster.apply(PARTITIONS, name, document(node.name, node.uid), known)
-        except (ConflictError, MissingError):
-            continue  # somebody was faster: the caches will tell
-    return tuple(sorted(duplicates))
+    def __init__(self, cluster: Cluster, partitions: Cache[Partition]) -> None:
+        self._cluster = cluster
+        self._partitions = partitions
+        self._right: dict[str, str] = {}  # uid -> resource version that was found as it should be
 
+    async def register(self, node: Stored[Node], gpus: Iterable[SeenGpu]) -> tuple[str, ...]:
+        """Make the object of each GPU that has none, and put right what is ours in those that are there.
 
-async def _make(cluster: Cluster, node: Stored[Node], name: str) -> bool:
-    """Make an object; False where another node has one of that name.
+        Returns the names of partitions that are another node's although the GPU is here, in order. Writes nothing where
+        all is right. KubeError where the API server cannot be asked; what was done stays done, and is not done again.
+        A GPU that fell off the bus before it told its UUID has no name: its object, if there is one, stays as it is.
+        """
+        duplicates = []
+        for gpu in gpus:
+            if ":" in gpu.uuid:
+                continue
+            name = partition_name(gpu.uuid)
+            known = self._partitions.get(name)
+            try:
+                if known is None:
+                    duplicates += [] if await self._make(node, name) else [name]
+                elif known.value.spec.node_uid == node.uid and not known.deleting:
+                    await self._put_right(node, known)
+            except (ConflictError, MissingError):
+                continue  # somebody was faster: the caches will tell
+        return tuple(sorted(duplicates))
 
-    The node's uid is read anew: with a stale one in its ownerReference the object would be collected at once. An object
-    of an earlier node of this name is waited out: the API server collects it.
-    """
-    other = await cluster.get(PARTITIONS, name)
-    if other is not None:
-        return other.value.spec.node_name == node.name
-    fresh = await cluster.get(NODES, node.name)
-    if fresh is not None and fresh.uid == node.uid:
-        await cluster.apply(PARTITIONS, name, document(node.name, node.uid), None)
-    return True
+    async def _put_right(self, node: Stored[Node], known: Stored[Partition]) -> None:
+        if self._right.get(known.uid) == known.resource_version:
+            return  # to find out that nothing differs takes longer than to remember it
+        stored = await self._cluster.apply(PARTITIONS, known.name, document(node.name, node.uid), known)
+        self._right[known.uid] = stored.resource_version
+
+    async def _make(self, node: Stored[Node], name: str) -> bool:
+        """Make an object; False where another node has one of that name.
+
+        The node's uid is read anew: with a stale one in its ownerReference the object would be collected at once. An
+        object of an earlier node of this name is waited out: the API server collects it.
+        """
+        other = await self._cluster.get(PARTITIONS, name)
+        if other is not None:
+            return other.value.spec.node_name == node.name
+        fresh = await self._cluster.get(NODES, node.name)
+        if fresh is not None and fresh.uid == node.uid:
+            await self._cluster.apply(PARTITIONS, name, document(node.name, node.uid), None)
+        return True

@@ -51,6 +51,7 @@ class Reporter:
         self._dice = dice or random.Random()  # noqa: S311  jitter only
         self._due: Told | None = None
         self._last: dict[str, PartitionStatus] = {}
+        self._there: dict[str, tuple[str, PartitionStatus]] = {}  # uid -> resource version, and what it says of ours
         self._notes: deque[Note] = deque(maxlen=NOTES_MAX)
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
@@ -115,10 +116,13 @@ class Reporter:
         """Write each object; the worst that came of it. One that is refused does not hold up the others."""
         worst: KubeError | None = None
         for partition, status in self._ours(told):
+            if self._there.get(partition.uid) == (partition.resource_version, status):
+                continue  # to find out that nothing differs takes longer than to remember it
             try:
                 stored = await self._cluster.apply(
                     PARTITIONS, partition.name, {"status": written(status)}, partition, "status"
                 )
+                self._there[partition.uid] = (stored.resource_version, status)
                 if stored is not partition:
                     self.written_at[partition.name] = asyncio.get_running_loop().time()
             except KubeError as error:
