@@ -107,6 +107,7 @@ class Operator:
         self._not_before_s = float("-inf")
         self._limit: asyncio.Timeout | None = None
         self._began_s = float("-inf")
+        self.looks = 0  # at the whole fleet, so far
 
     async def run(self) -> None:
         """Work until cancelled; then the lease is given up. An error that no KubeError is ends it: a bug."""
@@ -195,6 +196,7 @@ class Operator:
             self._limit = None
 
     async def _pass(self, caches: Caches) -> float | None:
+        self.looks += 1
         began_s, until_s = self._now_s(), self._until_s()
         look = self._assembler.look(caches, self._owners.found, until_s, self._wall_clock())
         self._remember(look, until_s)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from unit.migd_operator.fleets import answered, board_of_a100, complete, gpu, gpu_name, observed
 
 from migd.kube.cluster import ApiCluster, Identity
+from migd.kube.following import TIMING, Timing
 from migd.kube.leases import DUPLICATES, micro_time
 from migd.kube.transport import Transport
 from migd.mig.geometry import counts
@@ -28,6 +29,32 @@ OF_OPERATOR = "operator"
 OPERATORS_OWN = ("Assigned", "AgentAlive")
 
 
+class Cable:
+    """A connection that can be cut: then nobody answers, and watches are silent."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+        self.whole = asyncio.Event()
+        self.whole.set()
+
+    async def request(self, method: str, path: str, query: Mapping[str, str], body: Any, content_type: str) -> Any:
+        if not self.whole.is_set():
+            raise ConnectionRefusedError("connection refused")
+        return await self.inner.request(method, path, query, body, content_type)
+
+    @asynccontextmanager
+    async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Json]]:
+        if not self.whole.is_set():
+            raise ConnectionRefusedError("connection refused")
+        async with self.inner.watch(path, query) as events:
+            yield self._through(events)
+
+    async def _through(self, events: AsyncIterator[Json]) -> AsyncIterator[Json]:
+        async for event in events:
+            await self.whole.wait()
+            yield event
+
+
 class World:
     """One API server. All that a test does to it goes past its faults; operators have them."""
 
@@ -35,6 +62,8 @@ class World:
         self.seed = seed
         self.server = SimCluster(seed, Faults(seed, chances))
         self.kept: set[str] = set()  # nodes whose agent renews its lease and obeys
+        self._changes = 0
+        self._seen_requests = 0
         self._read: dict[str, Partition] = {}  # by resource version
         self.phase: Callable[[str], str] = lambda node: "Ready"
 
@@ -162,24 +191,34 @@ class World:
         """The agents of all kept nodes: each second they obey, each minute they renew. Runs until cancelled."""
         turn, seen = 0, None
         while True:
+            self._count_changes()
             for node in sorted(self.kept) if turn % 60 == 59 else ():
                 self.renew(node)
-            if seen != (seen := (self.server.store.version, self.phase, len(self.kept))):
+            if seen != (seen := (self._changes, self.phase, len(self.kept))):
                 self.obey(*sorted(self.kept))
             turn += 1
             await asyncio.sleep(1.0)
+
+    def _count_changes(self) -> None:
+        """What was asked of GPUPartitions; leases are renewed all the time and concern nobody's hardware."""
+        self._changes += sum(r.writes and r.resource.startswith("gpupartitions") for r in self._unseen())
+
+    def _unseen(self) -> list[SimRequest]:
+        found = self.server.requests[self._seen_requests :]
+        self._seen_requests += len(found)
+        return found
 
     # operators
 
     @asynccontextmanager
     async def operator(
-        self, identity: str = "a", transport: Transport | None = None, seed: int = 1
+        self, identity: str = "a", transport: Transport | None = None, seed: int = 1, timing: Timing = TIMING
     ) -> AsyncIterator[Operator]:
         """An operator that runs; leaving ends it as SIGTERM would. A bug of its own fails the test."""
         user = f"{OF_OPERATOR}-{identity}"
         through = transport or self.server.transport(user)
         known = Identity("migd-operator", "migd.dev/operator", identity)
-        async with ApiCluster(through, known, self.server.now, dice=random.Random(seed)) as cluster:
+        async with ApiCluster(through, known, self.server.now, timing, random.Random(seed)) as cluster:
             one = Operator(cluster, Setup(identity), self.server.now)
             task = asyncio.create_task(one.run())
             try:
