@@ -68,7 +68,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(scope="session")
 def plane(bare_plane: ControlPlane) -> ControlPlane:
     """A control plane that serves our kinds."""
-    done = bare_plane.kubectl("apply", "-f", str(CRDS))
+    done = bare_plane.kubectl("apply", "--server-side", "-f", str(CRDS))  # as deploy/ is applied later
     assert done.returncode == 0, done.stderr
     for kind in KINDS:
         # a definition just made answers 404 or 429 for a moment

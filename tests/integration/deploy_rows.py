@@ -191,7 +191,6 @@ AGENT_MAY = [
     *reads("agent", "node", NODES, "<open>"),
     *reads("agent", "GPUPartition", PARTITIONS, "<gpu>"),
     *reads("agent", "pod", "/api/v1/pods", verbs="list watch"),
-    Row("gets a pod", "agent", "GET", f"{PODS}/<plugin>"),
     Row("closes its node", "agent", "PATCH", OPEN, taint("migd.dev/changing"), content=JSON_PATCH),
     Row("opens its node", "shut", "PATCH", CLOSED, opened, content=JSON_PATCH),
     Row("says its state", "agent", "PATCH", OPEN, label("migd.dev/state", "ready")),
@@ -307,9 +306,9 @@ AGENT_MAY_NOT = [
 ]  # fmt: skip
 
 OPERATOR_MAY = [
-    *reads("operator", "node", NODES, "<open>"),
-    *reads("operator", "GPUPartition", PARTITIONS, "<gpu>"),
-    *reads("operator", "plan", PLANS, "<plan>"),
+    *reads("operator", "node", NODES, verbs="list watch"),
+    *reads("operator", "GPUPartition", PARTITIONS, verbs="list watch"),
+    *reads("operator", "plan", PLANS, verbs="list watch"),
     *reads("operator", "Lease", LEASES, verbs="list watch"),
     *reads("operator", "ResourceSlice", "/apis/resource.k8s.io/v1/resourceslices", verbs="list watch"),
     *reads("operator", "NodeAccelerator", "/apis/inference.redhat.com/v1alpha1/nodeaccelerators", verbs="list watch"),
