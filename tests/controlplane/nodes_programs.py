@@ -29,6 +29,7 @@ PROGRAMS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     PLUGIN: {"nvidia-device-plugin": (_PYTHON, str(_HERE / "plugin.py"))},
 }
 """Image, without registry and tag -> the programs in it, the first being its entrypoint."""
+AS_IT_IS: Final[Mapping[str, Sequence[str]]] = {}
 _KUBECONFIG: Final = "--kubeconfig=$(KUBECONFIG)"
 """What our programs are told besides: they look for a pod's token where no process without mounts has one."""
 BACKOFF_MAX_S: Final = 300.0
@@ -46,9 +47,9 @@ def is_program(container: Json) -> bool:
     return image_of(container) in PROGRAMS
 
 
-def words_of(container: Json) -> list[str]:
-    """The command line, with our program for the image's; what follows is as the pod says."""
-    programs = PROGRAMS[image_of(container)]
+def words_of(container: Json, instead: Mapping[str, Sequence[str]] = AS_IT_IS) -> list[str]:
+    """The command line, with our program for the image's, or another one instead; what follows is as the pod says."""
+    programs = {**PROGRAMS[image_of(container)], **instead}
     words = [*(container.get("command") or ()), *(container.get("args") or ())]
     name = Path(words[0]).name if words else ""
     more = [] if image_of(container) == PLUGIN else [_KUBECONFIG]
@@ -134,7 +135,7 @@ class Program:
         made = container_id(uid_of(self._pod), self.name, self.restarts)
         # a container's name has the uid of its pod in it, as its cgroup has on a real machine
         seen = self.variables() | {"CONTAINER_ID": f"{uid_of(self._pod)}/{made}"}
-        words = [_expanded(self.outside(word), seen) for word in words_of(self._container)]
+        words = [_expanded(self.outside(word), seen) for word in words_of(self._container, self._ground.instead)]
         if self.broken:
             words = ["/bin/false"]
         self._child = Child(f"{self.name}@{self._ground.node}", words, self.log, self._ground.leashed, seen)

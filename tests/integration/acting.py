@@ -74,6 +74,12 @@ def condition(cluster: Cluster, name: str, kind: str) -> tuple[str, str]:
     return "", ""
 
 
+def said_of(cluster: Cluster, node: str, kind: str) -> tuple[str, str]:
+    """Status and reason of a condition of a node's first GPU; both "" before there is one."""
+    found = partitions(cluster, node)[0].get("status", {}).get("conditions") or ()
+    return next(((one["status"], one["reason"]) for one in found if one["type"] == kind), ("", ""))
+
+
 def partitions(cluster: Cluster, *nodes: str) -> list[Json]:
     """The GPUPartitions of these nodes, by node and index."""
     found = cluster.plane.admin.get(PARTITIONS).object()["items"]

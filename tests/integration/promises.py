@@ -1,7 +1,7 @@
 """What a plan's preview said, held against what then happened to the simulated GPUs.
 
 The witness is the simulated machine itself and the audit log, not what the agent tells: every GPU before and after, each
-instance by its own number; how many were made in all, so that nothing was tried and undone; and whether it was reset.
+instance by its own number, and how many were made in all, so that nothing was tried and undone.
 """
 
 from __future__ import annotations
@@ -22,17 +22,21 @@ from migd.mig.geometry import GpuInstance, Layout
 from migd.mig.profiles import Placement
 
 _WITHIN_S: Final = 60.0
+_TOTALS: Final = ("nodes", "gpus", "unchanged", "refused", "blocked", "keep", "destroy", "create", "modeChanges", "resets")
 Counts = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One GPU at one moment. instances: by a number that no other ever has; generation: rises with each reset."""
+    """One GPU at one moment. instances: by a number that no other ever has.
+
+    resets: a change of its mode takes a reset, which the driver does by itself where nobody has the GPU open.
+    """
 
     model: str
     mig: bool
     instances: dict[int, GpuInstance]
-    generation: int
+    resets: bool
 
     @property
     def layout(self) -> str:
@@ -90,7 +94,8 @@ class Promise:
         at = next(i for i, request in enumerate(requests) if self._told(request, generation))
         early = [r.name for r in requests[:at] if self._gives(r, generation)]
         assert not early, f"plan {self._plan}: {early} had a turn before anything was previewed"
-        self.preview = requests[at].body["status"]["preview"]
+        told = requests[at].body["status"]["preview"]
+        self.preview = {**told, "totals": {**dict.fromkeys(_TOTALS, 0), **told["totals"]}}
         self.generation = generation
         return self.preview
 
@@ -115,7 +120,7 @@ class Promise:
             "modeChanges": sum(n for step, n in done.items() if step.mode),
             "resets": sum(n for step, n in done.items() if step.reset),
         }
-        assert {key: totals.get(key, 0) for key in sums} == sums, f"plan {self._plan}: {totals}"
+        assert {key: totals[key] for key in sums} == sums, f"plan {self._plan}: {totals}"
         made = {name: after.made[name] - self._before.made[name] for name in self._nodes}
         # an instance takes a number, and its compute instance another one
         assert sum(made.values()) == 2 * sums["create"], f"plan {self._plan}: made and undone: {made}, {sums}"
@@ -185,7 +190,7 @@ def _cuts(node: SimNode) -> tuple[dict[str, Cut], int]:
             for compute in one.compute
         }
         assert len(there) == len(gpu.instances), f"{gpu.uuid} has instances without one compute instance: {gpu}"
-        cuts[gpu.uuid] = Cut(gpu.name, gpu.mig, there, gpu.generation)
+        cuts[gpu.uuid] = Cut(gpu.name, gpu.mig, there, not host.model(gpu.index).resetless)
     return cuts, found.serial
 
 
@@ -205,7 +210,7 @@ def _step(before: Cut, after: Cut) -> Step | None:
         _counted(before.instances[uuid].profile for uuid in gone),
         _counted(after.instances[uuid].profile for uuid in new),
         mode,
-        after.generation > before.generation,
+        bool(mode) and before.resets,
     )
 
 

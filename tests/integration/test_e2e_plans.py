@@ -37,6 +37,7 @@ from integration.acting import (
     row,
     run_pod,
     runs,
+    said_of,
     status,
     taints,
 )
@@ -118,7 +119,7 @@ def test_waiting_for_ready_does_not_return_on_the_old_generation_right_after_an_
     assert (group["keep"], group["destroy"]) == ([{"profile": "1g.10gb", "count": 3}], [{"profile": "1g.10gb", "count": 4}])
     second.kept()
     history = status(cluster, "edited")["history"]
-    assert [(one["generation"], one["result"]) for one in history] == [(1, "Succeeded"), (2, "Succeeded")]
+    assert [(one["generation"], one["result"]) for one in history] == [(2, "Succeeded"), (1, "Succeeded")]
 
 
 @at_once(nodes=2, spec="h100-sxm-80gb")
@@ -181,10 +182,8 @@ def test_what_cannot_be_is_refused_with_the_nearest_that_fits(cluster: Cluster, 
     assert (said["totals"]["refused"], said["totals"]["gpus"]) == (1, 0)
     eventually(lambda: condition(cluster, "greedy", "Ready"), ("False", "Infeasible"))
     told = status(cluster, "greedy")
-    assert "3g.40gb" in told["message"]
-    assert "fits" in told["message"] or "nearest" in told["message"], told["message"]
-    assigned = {c["type"]: c for c in partitions(cluster, node)[0]["status"]["conditions"]}["Assigned"]
-    assert (assigned["status"], assigned["reason"]) == ("False", "Infeasible")
+    assert "Nearest that fits: 2×3g.40gb or 3g.40gb + 1g.10gb" in told["message"]
+    eventually(lambda: said_of(cluster, node, "Assigned"), ("False", "Infeasible"))
     promise.said(edit(cluster, "greedy", rules=[instances(_5g_50gb=1)]))
     eventually(lambda: condition(cluster, "greedy", "Ready"), ("False", "UnknownProfile"))
     assert "7g.80gb" in status(cluster, "greedy")["message"], "what the board does offer"
@@ -237,9 +236,9 @@ def test_with_one_node_unavailable_at_most_never_two_are_closed_at_once(cluster:
     promise.kept()
     requests = cluster.plane.audit.requests()
     assert most_closed(requests, *nodes) == 1
-    assert [(one.node, one.closed) for one in switched(requests, *nodes)] == [
-        (node, closed) for node in sorted(nodes) for closed in (True, False)
-    ]
+    turns = switched(requests, *nodes)
+    assert [one.closed for one in turns] == [True, False] * 3
+    assert {one.node for one in turns} == set(nodes)
     quiet(cluster, *nodes)
     assert status(cluster, "rollout")["nodes"]["summary"] == "3/3"
 
@@ -300,6 +299,8 @@ def test_mig_can_be_turned_off_again(cluster: Cluster, node: str):
 
 @at_once(nodes=0)
 def test_kubectl_explains_the_kinds_and_lists_them_as_one_category(cluster: Cluster):
+    known = cluster.kubectl("api-resources", "--api-group=migd.dev", "-o", "name")  # not from kubectl's cache
+    assert known.stdout.split() == ["gpupartitionplans.migd.dev", "gpupartitions.migd.dev"], known.stderr
     explained = cluster.kubectl("explain", "gpp.spec.rollout")
     assert explained.returncode == 0, explained.stderr
     assert "maxUnavailable" in explained.stdout
