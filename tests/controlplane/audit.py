@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,7 +43,7 @@ class Request:
 
     user: as authenticated, "system:serviceaccount:migd-system:migd-agent". verb: "patch", "watch", …
     resource: plural, with its subresource: "gpupartitions/status". name: "" for lists and creates without one.
-    code: the HTTP status. body: what was sent, None where the policy does not keep it.
+    code: the HTTP status. body: what was sent, None where the policy does not keep it. at_s: when it was answered.
     """
 
     user: str
@@ -54,6 +55,7 @@ class Request:
     code: int
     uri: str
     body: Any
+    at_s: float = 0.0
 
     @property
     def writes(self) -> bool:
@@ -115,4 +117,5 @@ def _request(event: dict[str, Any]) -> Request:
         code=(event.get("responseStatus") or {}).get("code", 0),
         uri=event["requestURI"],
         body=event.get("requestObject"),
+        at_s=datetime.fromisoformat(event["stageTimestamp"]).timestamp(),
     )

@@ -31,7 +31,7 @@ from migd.agent.records import Record
 from migd.agent.simulated import SimStore
 from migd.agent.store import FileStore
 from migd.kube.connecting import HttpTransport
-from migd.kube.nodes import NodeChange
+from migd.kube.nodes import NodeChange, operations
 from migd.kubelet.podresources import KubeletPodResources
 from migd.mig.observed import SeenGpu
 from migd.mig.operations import Operation, ResetGpu, SetMode
@@ -41,19 +41,18 @@ T = TypeVar("T")
 FOLDER: Final = "dying"
 BEFORE: Final = "before"
 AFTER: Final = "after"
-_MONITOR: Final = 66_666
 
 
 @dataclass(frozen=True)
 class Point:
     """Where to die. at: the gate; when: before or after what it guards.
 
-    monitor: somebody has an NVML session open while the mode is changed, so that it takes a reset.
+    reset: the driver takes a change of the mode, and leaves the reset that it needs to others.
     """
 
     at: str
     when: str
-    monitor: bool = False
+    reset: bool = False
 
 
 class Gate:
@@ -80,16 +79,15 @@ class Gate:
         return done
 
     def perform(self, gpus: Gpus, operation: Operation) -> None:
-        """One operation on the hardware; with a monitor in its way where the point says so."""
+        """One operation on the hardware."""
         point = self._point()
-        if point is None or not point.monitor or not isinstance(operation, SetMode):
+        if point is None or not point.reset or not isinstance(operation, SetMode):
             return self.run(type(operation).__name__, lambda: gpus.perform(operation))
-        face = self._host.nvml(pid=_MONITOR, command="monitor")
-        face.nvmlInit()
+        self._host.switch("vm", True)
         try:
             return gpus.perform(operation)
         finally:
-            face.nvmlShutdown()
+            self._host.switch("vm", False)
 
     def _here(self, at: str, when: str) -> None:
         with (self._folder / "passed").open("a") as passed:
@@ -185,11 +183,15 @@ class GatedCluster:
         return getattr(self._inner, name)
 
     async def apply(self, kind: Any, name: str, body: Any, seen: Any, subresource: str = "", **more: Any) -> Any:
-        phase = (body.get("status") or {}).get("phase", "") if subresource else "Registered"
-        return await self._gate.wait(f"tell {phase}", self._inner.apply(kind, name, body, seen, subresource, **more))
+        phase = (body.get("status") or {}).get("phase") if subresource else None
+        work = self._inner.apply(kind, name, body, seen, subresource, **more)
+        if phase is None or seen is None or phase == seen.value.status.phase:
+            return await work
+        return await self._gate.wait(f"tell {phase}", work)
 
     async def change_node(self, seen: Any, change: NodeChange) -> Any:
-        return await self._gate.wait(f"ChangeNode {word_of(change)}", self._inner.change_node(seen, change))
+        work = self._inner.change_node(seen, change)
+        return await (self._gate.wait(f"ChangeNode {word_of(change)}", work) if operations(seen, change) else work)
 
     async def delete(self, kind: Any, seen: Any) -> None:
         await self._gate.wait("StopPlugin", self._inner.delete(kind, seen))
