@@ -26,7 +26,7 @@ def drive(record: Record, uuid: str, seen: Seen) -> tuple[Record, Effect | None]
     assert transaction is not None, "only open transactions are driven"
     if now is None or now.lost or now.mode is None:
         why = "the GPU fell off the bus while it was changed, or shows no MIG mode any more"
-        outcome = lost(f"{why}; once it is back, {_NEXT_COMMAND}", transaction.touched)
+        outcome = lost(f"{why}; once it is back, {NEXT_COMMAND}", transaction.touched)
         return record.with_gpu(uuid, parked(gpu, transaction, outcome)), LookAgain()
     left_s = transaction.not_before_s - seen.now_s
     if 0 < left_s <= PAUSE_MAX_S:
@@ -125,7 +125,7 @@ def _give_up(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, cause: Caus
     if not transaction.back:
         return _turn_back(gpu, transaction, now, cause)
     first = transaction.cause.message if transaction.cause else "interrupted"
-    message = f"{first}; going back failed too: {cause.message}. The GPU is left with {now.layout}; {_NEXT_COMMAND}"
+    message = f"{first}; going back failed too: {cause.message}. The GPU is left with {now.layout}; {NEXT_COMMAND}"
     return parked(gpu, transaction, Outcome("Failed", Cause(cause.reason, message), True, True)), LookAgain()
 
 
@@ -143,7 +143,8 @@ def backwards(transaction: Transaction, cause: Cause) -> Transaction:
     )
 
 
-_NEXT_COMMAND: Final = "the next `migd apply` that names this GPU, or `migd rollback`, goes on from there"
+NEXT_COMMAND: Final = "the next `migd apply` that names this GPU, or `migd rollback`, goes on from there"
+"""What goes on from where a GPU was left, on a machine of its own; a cluster's agent tells it otherwise."""
 
 
 # --- ending one GPU's transaction ------------------------------------------------------------------------------------

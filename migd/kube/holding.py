@@ -79,6 +79,7 @@ class Holding:
         if not was_held:
             return
         try:
-            await self._leases.release(self._claim)
-        except KubeError as error:
-            _log.warning("the lease was not given up, it expires by itself: %s", error)
+            async with asyncio.timeout(self._pace.margin_s):  # whoever ends us does not wait for an answer that hangs
+                await self._leases.release(self._claim)
+        except (KubeError, TimeoutError) as error:
+            _log.warning("the lease was not given up, it expires by itself: %s", str(error) or "no answer")

@@ -320,8 +320,8 @@ class Store:
         after = {key: value for key, value in body.items() if self._has(target, key)}
         after = {**before, **after} if target.subresource else {**after, **kept}
         own = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
-        told = after.get("metadata", {})
-        metadata = {k: v for k, v in told.items() if k not in (*own, "managedFields") and v not in ({}, [])}  # omitempty
+        told = {k: v for k, v in after.get("metadata", {}).items() if v not in ({}, [])}  # omitempty
+        metadata = {k: v for k, v in told.items() if k not in (*own, "managedFields")}
         named = {k: v for k, v in before["metadata"].items() if k in own}
         return {**after, "apiVersion": before["apiVersion"], "kind": before["kind"], "metadata": {**metadata, **named}}
 

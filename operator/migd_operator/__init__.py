@@ -1,6 +1,6 @@
 """The fleet operator: decides for GPUPartitionPlans which node gets which wish, and when.
 
-Here so far is its pure core: `decide` in `deciding` takes plans, partitions, nodes and the time as values and gives
-what is to be written. docs/rollout.md says what it decides. What will live here beside it: the kopf shell, caches,
-writes, evictions. It has no host access and imports no agent; it uses `migd.mig` and `migd.plans` only.
+Its pure core is `decide` in `deciding`: plans, partitions, nodes and the time as values, and what is to be written as
+the answer (docs/rollout.md). `reconciling` runs it on a cluster port, `program` makes a process of that, with kopf as
+its shell (docs/operator.md). It has no host access and imports no agent.
 """

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 from migd.kube.errors import ConflictError, DeniedError, Json, KubeError, MissingError, RefusedError, UnreadableError
+from migd.kube.nodes import NODES
 from migd.kube.partitions import PARTITIONS, PLANS
 from migd.kube.ports import Cluster
 from migd.plans.partitions import written
@@ -142,17 +143,41 @@ class Writer:
         await self._cluster.apply(PLANS, name, status_body(status), look.plans[name], "status")
 
     async def _spec(self, look: Look, write: SpecWrite) -> None:
-        await self._cluster.apply(PARTITIONS, write.partition, spec_body(write), look.partitions[write.partition])
+        """Caches of different kinds are not equally fresh: what would undo a wish is checked where it would be news."""
+        seen = look.partitions[write.partition]
+        before = seen.value.spec.desired
+        if before is not None:
+            known = {plan.uid for plan in look.plans.values()}
+            if write.desired is None and before.plan.uid not in known:
+                there = await self._cluster.get(PLANS, before.plan.name)
+                if there is not None and there.uid == before.plan.uid and not there.deleting:
+                    raise _stale(f"plan {before.plan.name} is there")
+            after = write.desired.plan if write.desired is not None else before.plan
+            if after.uid == before.plan.uid and after.generation < before.plan.generation:
+                raise _stale(f"plan {before.plan.name} has a newer generation")
+        await self._cluster.apply(PARTITIONS, write.partition, spec_body(write), seen)
 
     async def _conditions(self, look: Look, write: ConditionsWrite) -> None:
         seen = look.partitions[write.partition]
         await self._cluster.apply(PARTITIONS, write.partition, conditions_body(write), seen, "status")
 
     async def _delete(self, look: Look, name: str) -> None:
-        await self._cluster.delete(PARTITIONS, look.partitions[name])
+        """A GPU whose node was not heard of yet is no GPU of a node that is gone."""
+        seen = look.partitions[name]
+        spec = seen.value.spec
+        if not any(node.uid == spec.node_uid for node in look.nodes.values()):
+            there = await self._cluster.get(NODES, spec.node_name)
+            if there is not None and there.uid == spec.node_uid:
+                raise _stale(f"node {spec.node_name} is there")
+        await self._cluster.delete(PARTITIONS, seen)
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _stale(why: str) -> ConflictError:
+    """What was decided on is older than what the API server has: look again."""
+    return ConflictError("LOOK", 0, f"{why}, and our cache has not heard of it yet")
 
 
 def _by_node(look: Look, decision: Decision) -> list[tuple[str, list[SpecWrite]]]:

@@ -187,12 +187,16 @@ class Cluster:
         definitions = [d for d in documents if d["kind"] in ("CustomResourceDefinition", "Namespace")]
         applied(self.plane, definitions, f"the definitions of deploy/{overlay}")
         self._wait("the definitions", lambda: all(self.plane.admin.get(f"{_MIGD}/{kind}").ok for kind in _KINDS))
-        applied(self.plane, for_simulated_nodes(documents, int(self._operator), CONTROL), f"deploy/{overlay}")
-        self._say("waiting for the agents" + (" and the operator" if self._operator else ""))
-        agents = [self.agent(name) for name in self.nodes]
-        self._wait("the agents", lambda: self._all_ready("migd-agent", agents))
+        adapted = for_simulated_nodes(documents, int(self._operator), CONTROL)
+        agents = [d for d in adapted if d["kind"] == "DaemonSet"]
+        applied(self.plane, [d for d in adapted if d not in agents], f"deploy/{overlay}")
         if self._operator:
+            # first: what an operator finds when it starts, it believes once it was renewed, which takes a minute
+            self._say("waiting for the operator")
             self._wait("the operator", lambda: self._all_ready("migd-operator", [self.operator()]))
+        applied(self.plane, agents, f"the agents of deploy/{overlay}")
+        self._say("waiting for the agents")
+        self._wait("the agents", lambda: self._all_ready("migd-agent", [self.agent(name) for name in self.nodes]))
 
     def stop(self) -> None:
         """End everything; the folder stays, with the logs."""

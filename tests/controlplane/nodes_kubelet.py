@@ -229,7 +229,7 @@ class Kubelet:
         self.pods.plugins.clear()
         self.pods.manager.restarted(time.monotonic())
         self._sockets.start()
-        self._node.register()
+        self._node.registered = False
         self._down = False
 
     def _reboot(self) -> None:

@@ -49,6 +49,7 @@ class NodeObject:
         self._sent: tuple[Json, float] | None = None
         self._lease: Json | None = None
         self.uid = ""
+        self.registered = False
         self.looks = 0  # how often the status was looked at
 
     def register(self) -> None:
@@ -73,9 +74,12 @@ class NodeObject:
         self.uid = str(made.object()["metadata"]["uid"])
         self._status_at_s = self._lease_at_s = 0.0
         self._sent = None
+        self.registered = True
 
     def step(self, now_s: float, boot_id: str, report: Callable[[float], Report]) -> None:
-        """Report and renew, as is due; what fails is tried again at the next step. OSError with nobody there."""
+        """Register, report and renew, as is due; what fails is tried again at the next step. OSError: nobody there."""
+        if not self.registered:
+            self.register()
         if now_s >= self._status_at_s:
             self._status_at_s = now_s + self._every_s
             self._report(now_s, boot_id, report(now_s))

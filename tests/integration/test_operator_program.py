@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -115,10 +116,10 @@ class Program:
         self.user = f"operator-{uuid.uuid4().hex[:8]}"
         self.port = ports.take()
         self._plane = plane
-        config = plane.kubeconfig_of(
+        self.config = plane.kubeconfig_of(
             f"{self.user}.kubeconfig", plane.authority.client(self.user, self.user, ["system:masters"])
         )
-        words = ["-m", "migd_operator", "--kubeconfig", config, "--listen", f"127.0.0.1:{self.port}"]
+        words = ["-m", "migd_operator", "--kubeconfig", self.config, "--listen", f"127.0.0.1:{self.port}"]
         self.child = Child(
             self.user, [sys.executable, *words, "--identity", self.user], folder / f"{self.user}.log", leashed=True
         )
@@ -127,10 +128,10 @@ class Program:
         self.child.start()
         self.child.wait_until(lambda: self.page("/readyz") == (200, "leader"), WITHIN_S)
 
-    def ended_by(self, number: signal.Signals) -> int | None:
+    def ended_by(self, number: signal.Signals, within_s: float = 9.0) -> int | None:
         """Its exit code after a signal; None where it has not ended within seconds."""
         os.kill(self.child.pid, number)
-        until(lambda: not self.child.running, 9.0)
+        until(lambda: not self.child.running, within_s)
         return self.child._process.returncode if self.child._process is not None else None
 
     def page(self, path: str) -> tuple[int, str]:
@@ -225,3 +226,31 @@ def test_a_plan_becomes_a_turn_and_the_program_ends_and_starts_without_a_write(
     finally:
         second.child.stop()
         third.child.stop()
+
+
+def test_the_program_ends_within_seconds_also_when_the_api_server_hangs(cluster: Cluster, tmp_path: Path, ports: Ports):
+    program = Program(cluster.plane, tmp_path, ports)
+    program.start()
+    os.kill(cluster.plane.api_server.pid, signal.SIGSTOP)
+    try:
+        assert program.ended_by(signal.SIGTERM, within_s=20.0) == 0
+    finally:
+        os.kill(cluster.plane.api_server.pid, signal.SIGCONT)
+        program.child.stop()
+
+
+def test_a_program_that_cannot_listen_or_connect_says_so_and_ends(cluster: Cluster, tmp_path: Path, ports: Ports):
+    program = Program(cluster.plane, tmp_path, ports)
+    program.start()
+    try:
+        for words, said in (
+            (["--kubeconfig", str(tmp_path / "none"), "--listen", "127.0.0.1:0"], "cannot connect by the kubeconfig"),
+            (["--kubeconfig", str(program.config), "--listen", f"127.0.0.1:{program.port}"], "address already in use"),
+        ):
+            done = subprocess.run(
+                [sys.executable, "-m", "migd_operator", *words], capture_output=True, text=True, timeout=60, check=False
+            )
+            assert done.returncode == 1, done.stderr
+            assert said in done.stderr.splitlines()[-1]
+    finally:
+        program.child.stop()

@@ -63,8 +63,8 @@ class World:
         self.server = SimCluster(seed, Faults(seed, chances))
         self.kept: set[str] = set()  # nodes whose agent renews its lease and obeys
         self._changes = 0
-        self._seen_requests = 0
-        self._read: dict[str, Partition] = {}  # by resource version
+        self._seen = 0
+        self._read: list[Partition] = []
         self.phase: Callable[[str], str] = lambda node: "Ready"
 
     def ask(self, method: str, path: str, body: Any = None, kind: str = "application/json", **query: str) -> Json:
@@ -131,13 +131,9 @@ class World:
         return (found[0]["status"], found[0]["reason"]) if found else ("", "")
 
     def partitions(self) -> list[Partition]:
-        found = []
-        for document in self.ask("GET", f"{API}/gpupartitions")["items"]:
-            at = document["metadata"]["resourceVersion"]
-            if at not in self._read:
-                self._read[at] = partition_of(document)
-            found.append(self._read[at])
-        return found
+        if self._changed():
+            self._read = [partition_of(document) for document in self.ask("GET", f"{API}/gpupartitions")["items"]]
+        return self._read
 
     def assigned(self) -> dict[str, tuple[str, str]]:
         """Status and reason of each GPU's Assigned."""
@@ -184,14 +180,14 @@ class World:
                 after = answered(one, "Ready", observed(one.spec.desired.mig == "Enabled", there, set()))
             else:
                 after = answered(one, self.phase(node))
-            if partition_document(after)["status"] != partition_document(one)["status"]:
+            if _told(after) != _told(one):
                 self.tell(after)
 
     async def agents(self) -> None:
         """The agents of all kept nodes: each second they obey, each minute they renew. Runs until cancelled."""
         turn, seen = 0, None
         while True:
-            self._count_changes()
+            self.partitions()
             for node in sorted(self.kept) if turn % 60 == 59 else ():
                 self.renew(node)
             if seen != (seen := (self._changes, self.phase, len(self.kept))):
@@ -199,14 +195,13 @@ class World:
             turn += 1
             await asyncio.sleep(1.0)
 
-    def _count_changes(self) -> None:
-        """What was asked of GPUPartitions; leases are renewed all the time and concern nobody's hardware."""
-        self._changes += sum(r.writes and r.resource.startswith("gpupartitions") for r in self._unseen())
-
-    def _unseen(self) -> list[SimRequest]:
-        found = self.server.requests[self._seen_requests :]
-        self._seen_requests += len(found)
-        return found
+    def _changed(self) -> bool:
+        """Whether GPUPartitions may be others than those last read; leases are renewed all the time."""
+        unseen = self.server.requests[self._seen :]
+        self._seen += len(unseen)
+        changes = sum(r.writes and r.resource.split("/")[0] in ("gpupartitions", "nodes") for r in unseen)
+        self._changes += changes
+        return bool(changes)
 
     # operators
 
@@ -250,8 +245,15 @@ class World:
         began = loop.time()
         while not holds():
             assert loop.time() - began < within_s, f"seed {self.seed}: not within {within_s} s"
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(0.5)
         return loop.time() - began
+
+
+def _told(one: Partition) -> Json:
+    """The agent's part of a status, whatever the order of its conditions, and whenever they were first so."""
+    status = partition_document(one)["status"]
+    mine = {c["type"]: (c["status"], c["observedGeneration"]) for c in status.get("conditions", ())}
+    return {**status, "conditions": {kind: said for kind, said in mine.items() if kind not in OPERATORS_OWN}}
 
 
 def played(story: Callable[[World], Awaitable[None]], world: World | None = None) -> World:

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from typing import Any
 import pytest
 import yaml
 from aiohttp import web
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from migd.agent.locking import exclusive
 from migd.sim.cluster import SimCluster
@@ -107,11 +107,11 @@ class ServedCluster:
 
 
 def until(holds: Callable[[], Any], within_s: float = 60.0) -> Any:
-    end_s = time.monotonic() + within_s
-    while not (found := holds()):
-        assert time.monotonic() < end_s, "it never came to be"
-        time.sleep(0.05)
-    return found
+    """What a look says once it says anything, within so many seconds."""
+    asking = Retrying(
+        retry=retry_if_result(lambda found: not found), wait=wait_fixed(0.05), stop=stop_after_delay(within_s)
+    )
+    return asking(holds)
 
 
 @pytest.fixture(autouse=True)

@@ -83,6 +83,18 @@ def virtually(test):
     return run
 
 
+def claimed(node, uuid):
+    """Another node has this GPU."""
+    other = node.make_node("node-b")
+    theirs = {
+        "apiVersion": "migd.dev/v1alpha1",
+        "kind": "GPUPartition",
+        "metadata": {"name": uuid.lower()},
+        "spec": {"nodeName": "node-b", "nodeUID": other["metadata"]["uid"]},
+    }
+    node.admin("POST", AT, theirs)
+
+
 def close(why="close the node"):
     return ChangeNode(NodeChange(closed=True), why)
 
@@ -176,7 +188,8 @@ async def test_a_wait_ends_early_when_something_changes():
 
 @virtually
 async def test_hardware_goes_on_while_the_api_server_is_away_and_the_report_comes_later():
-    node = Node()
+    node = Node("2xa100-80gb")
+    claimed(node, node.host.gpu_uuids()[1])
     steps = [close(), *(SetMode(node.uuid, bool(n % 2 == 0)) for n in range(6))]
     script = Script(*steps)
 
@@ -388,14 +401,7 @@ async def test_a_write_that_is_denied_is_an_answer_and_one_that_conflicts_is_not
 @virtually
 async def test_a_gpu_that_another_node_has_is_said_in_the_lease_until_it_is_ours():
     node = Node("2xa100-80gb")
-    other = node.make_node("node-b")
-    theirs = {
-        "apiVersion": "migd.dev/v1alpha1",
-        "kind": "GPUPartition",
-        "metadata": {"name": node.name},
-        "spec": {"nodeName": "node-b", "nodeUID": other["metadata"]["uid"]},
-    }
-    node.admin("POST", AT, theirs)
+    claimed(node, node.uuid)
     async with node.agent(Script().mind):
         await until(lambda: len(node.partitions()) == 2)
         await asyncio.sleep(120)

@@ -191,6 +191,23 @@ def test_a_lease_is_held_renewed_and_given_up_at_the_end():
     assert leases.released == 1
 
 
+def test_an_end_does_not_wait_for_a_lease_that_cannot_be_given_up():
+    class Hanging(Scripted):
+        async def release(self, claim):
+            await super().release(claim)
+            await asyncio.Event().wait()
+
+    async def main():
+        leases = Hanging()
+        task = asyncio.create_task(Holding(leases, Claim("l", "ns", "me", 15), Pace(margin_s=5.0)).run())
+        await asyncio.sleep(10.0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return leases.released, asyncio.get_running_loop().time()
+
+    assert run_virtually(main()) == (1, 15.0)
+
+
 def test_a_lease_that_cannot_be_renewed_counts_as_lost_before_it_expires():
     down = UnavailableError("GET /x", 0, "refused")
     leases = Scripted("held", *[down] * 6, "held")

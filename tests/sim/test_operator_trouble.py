@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from migd_operator.reconciling import LEASE_S
 
 ONES = {"profile": "1g.10gb", "count": 7}
 HALVES = {"profile": "3g.40gb", "count": 2}
-SEEDS = 4
+SEEDS = 8
 
 
 def ready(world: World, *plans: str) -> bool:
@@ -137,6 +137,66 @@ def test_watches_that_stay_silent_turn_the_liveness_red_and_a_list_finds_the_edi
             await asyncio.sleep(1000)
             spared = [r for r in world.requests()[before:] if r.resource in ("nodes", "gpupartitions")]
             assert spared == []  # who hears nothing says nothing of others' silence
+
+    played(story)
+
+
+class Lagging(Freezing):
+    """A connection whose watches of one kind tell nothing new until told to."""
+
+    def __init__(self, inner: Any, of: str) -> None:
+        super().__init__(inner)
+        self.of = of
+        self.told = asyncio.Event()
+
+    @asynccontextmanager
+    async def watch(self, path: str, query: Mapping[str, str]) -> Any:
+        async with self.inner.watch(path, query) as events:
+            yield self._late(events) if path.endswith(self.of) else events
+
+    async def _late(self, events: Any) -> Any:
+        async for event in events:
+            if event["type"] != "BOOKMARK":
+                await self.told.wait()
+            yield event
+
+
+def test_a_gpu_that_is_heard_of_before_its_node_is_not_taken_for_one_of_a_node_that_is_gone():
+    async def story(world: World) -> None:
+        through = Lagging(world.server.transport("operator-a"), "/nodes")
+        world.plan("p", HALVES)
+        async with world.operator(transport=through) as operator:
+            await world.until(lambda: operator.health.leader and operator.health.settled)
+            world.add_node("n0", "7g.80gb")
+            await asyncio.sleep(20)
+            assert len(world.partitions()) == 1
+            assert [r for r in world.requests() if r.verb == "delete"] == []
+            through.told.set()
+            await world.until(lambda: ready(world))
+
+    played(story)
+
+
+def test_a_new_leader_that_has_not_heard_of_a_plan_withdraws_nothing_of_it():
+    async def story(world: World) -> None:
+        world.add_node("n0", "7g.80gb")
+        world.phase = lambda _node: "WaitingForIdle"
+        through = Lagging(world.server.transport("operator-b"), "/gpupartitionplans")
+        async with AsyncExitStack() as of_the_first:
+            first = await of_the_first.enter_async_context(world.operator("a"))
+            await world.until(lambda: first.health.leader)
+            async with world.operator("b", transport=through) as second:
+                await world.until(lambda: second.health.settled)
+                world.plan("p", HALVES)
+                await world.until(world.started)
+                await of_the_first.aclose()
+                await world.until(lambda: second.health.leader)
+                await asyncio.sleep(20)
+                assert world.started() == {"n0"}
+                through.told.set()
+                world.phase = lambda _node: "Ready"
+                await world.until(lambda: ready(world))
+        assert len([r for r in world.requests() if r.resource == "gpupartitions"]) == 1
 
     played(story)
 

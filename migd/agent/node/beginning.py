@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from migd.agent.deciding import opened, under_way
-from migd.agent.driving import backwards, ended
+from migd.agent.deciding import under_way
+from migd.agent.driving import backwards
 from migd.agent.node.bounds import BACKOFF_FIRST_S, GUARD_LOOK_S, NUDGE_S, POLL_S, WEDGED_S
 from migd.agent.node.effects import ChangeNode, Effect, ForgetRetry, LookAgain, Wait
 from migd.agent.node.guarding import guard, misfit, unwedging, wedged
-from migd.agent.node.moments import Judged, View, attempt, enter, in_debt, judge, pay, work_of, working
+from migd.agent.node.moments import Judged, View, attempt, begun, enter, in_debt, judge, pay, work_of, working
 from migd.agent.node.turning import HOLD, RETRY, Turn
 from migd.agent.node.verifying import watch
 from migd.agent.records import Cause, NodeWork, Outcome, Record
@@ -29,10 +29,11 @@ def rest(record: Record, view: View) -> Decided:
     if under_way(record):  # left by a crash of a command of this machine, or gone on with
         return _closing(attempt(record, view, ""), view, _open(record))
     work, turn = work_of(record), view.turn
-    if turn is None and record.open and not work.turn:  # half done, and nobody's wish any more: at least go back
+    loose = _loose(record, view)
+    if loose:
         if view.now_s < work.not_before_s:
             return record, Wait(work.not_before_s - view.now_s, "the next try")
-        return _closing(attempt(_unparked(record), view, ""), view, _open(record))
+        return _closing(attempt(_unparked(record, loose), view, ""), view, _open(record))
     if turn is None:
         kept = {uuid: layout for uuid, layout in work.accepted.items() if _wished(view, uuid)}
         idle = NodeWork(accepted=kept, wedged_s=work.wedged_s, tries=work.tries, not_before_s=work.not_before_s)
@@ -70,7 +71,7 @@ def waiting(record: Record, view: View) -> Decided:
     for uuid, outcome in judged.apart.items():
         record = record.with_gpu(uuid, replace(record.gpu(uuid), outcome=outcome))
     if not judged.changing:
-        return _as_it_is(record, view, judged, turn), LookAgain()
+        return _as_it_is(record, view, judged), LookAgain()
     why = misfit(view.seen.node, view.held, judged.begun, turn)
     if why is not None:
         return _held_up(record, view, why, GUARD_LOOK_S)
@@ -105,12 +106,9 @@ def _starving(work: NodeWork, view: View, judged: Judged, turn: Turn) -> Cause:
     return Cause("NeverIdle" if view.now_s - work.began_s >= timeout_s else "InUse", "")
 
 
-def _as_it_is(record: Record, view: View, judged: Judged, turn: Turn) -> Record:
+def _as_it_is(record: Record, view: View, judged: Judged) -> Record:
     """Nothing to do on any GPU that can be worked on: no disruption; what is advertised is verified."""
-    for uuid, plan in judged.begun.items():
-        now = view.held.gpu(uuid)
-        assert now is not None, "a plan is made only for a GPU that is seen"
-        record = record.with_gpu(uuid, opened(record.gpu(uuid), now, plan, turn.orders[uuid], None, False))
+    record = begun(record, view, judged)
     if work_of(record).refresh is not None:
         return enter(record, "Refreshing", view, why=None, at_once=False, refreshed=False, refresh_tries=0)
     return enter(record, "Verifying", view, why=None, at_once=False, nudges=0, nudged_s=view.now_s)
@@ -147,9 +145,16 @@ def _heard(record: Record, view: View, name: str) -> Record:
     return working(record, work)
 
 
-def _unparked(record: Record) -> Record:
+def _loose(record: Record, view: View) -> tuple[str, ...]:
+    """GPUs that are half done and nobody's wish any more: at least they go back."""
+    wished = view.turn.orders if view.turn is not None else {}
+    there = {gpu.uuid for gpu in view.held.gpus if not gpu.out_of_reach}
+    return tuple(uuid for uuid in record.open if uuid in there and uuid not in wished)
+
+
+def _unparked(record: Record, uuids: Iterable[str]) -> Record:
     """What rests half done goes on, backwards."""
-    for uuid in record.open:
+    for uuid in uuids:
         gpu = record.gpu(uuid)
         if gpu.transaction is not None:
             why = gpu.transaction.cause or Cause("Held", "the wish was withdrawn")
@@ -160,11 +165,9 @@ def _unparked(record: Record) -> Record:
 
 
 def _anew(record: Record, turn: Turn, failed_only: bool = False) -> Record:
-    """The GPUs of a turn that begins: earlier outcomes are over, and what was parked is planned anew."""
+    """The GPUs of a turn that begins: earlier outcomes are over."""
     for uuid in turn.orders:
         gpu = record.gpu(uuid)
-        if gpu.transaction is not None and gpu.transaction.parked:
-            gpu = ended(gpu, gpu.transaction, gpu.outcome)
         over = gpu.outcome is not None and not (failed_only and gpu.outcome.phase in ("Ready", "Held"))
         record = record.with_gpu(uuid, replace(gpu, outcome=None) if over else gpu)
     return record

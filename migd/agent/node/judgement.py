@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, cast
 
+from migd.agent.driving import NEXT_COMMAND
 from migd.agent.node.advertising import differing
 from migd.agent.node.moments import Judged, View, work_of
-from migd.agent.node.turning import held_of
+from migd.agent.node.turning import RETRY, held_of
 from migd.agent.records import AS_WISHED, Cause, NodeWork, Record, Stage
 from migd.kube.stored import Stored
 from migd.plans.conditions import Phase, Reason, Said, Status, cut
@@ -28,6 +29,7 @@ _DAEMONS: Final[Mapping[str, str]] = {
 _DRAINING: Final[frozenset[Stage]] = frozenset({"Closing", "Settling", "Pausing", "Backing"})
 _CHANGING: Final[frozenset[Stage]] = frozenset({"Applying", "Refreshing"})
 _SHOWING: Final[frozenset[Stage]] = frozenset({"Opening", "Verifying"})
+_NEXT_TRY: Final = f"it is tried again by itself, or at once with the annotation {RETRY}"
 _MOVING: Final = frozenset({"Pending", "WaitingForIdle", "Draining", "Changing", "Verifying", "RollingBack"})
 
 
@@ -73,7 +75,8 @@ def _phase(record: Record, view: View, judged: Judged, partition: Stored[Partiti
     if not given:
         return "Pending", Cause("Waiting", "it waits for its node's turn")
     if outcome is not None and outcome.phase != "Ready":
-        return outcome.phase, outcome.cause
+        message = outcome.cause.message.replace(NEXT_COMMAND, _NEXT_TRY)
+        return outcome.phase, Cause(outcome.cause.reason, message)
     if work.stage == "Waiting":
         return _waiting(work, judged, now.uuid)
     if outcome is None:

@@ -32,6 +32,8 @@ from migd.plans.conditions import Reason
 
 REPORT_S: Final = 5.0
 """How long a turn waits at most for its report to arrive before it acts."""
+HASTY_S: Final = 1.0
+"""The same, before an operation on a GPU: meanwhile the node's GPU clients are paused."""
 BUSY_LOOK_S: Final = 2.0
 """In a transaction, look again after so long at the latest."""
 TROUBLE_S: Final = 2.0
@@ -138,7 +140,7 @@ class Loop:
                     continue
                 kept = record.lasting
             self._turned(record, seen, at_rest=effect is None)
-            await self._reporter.settled(REPORT_S)
+            await self._reporter.settled(HASTY_S if isinstance(effect, Operation) else REPORT_S)
             if effect is None:
                 await self._pause(REST_LOOK_S, CALM_S)
             elif isinstance(effect, Wait):
@@ -179,12 +181,16 @@ class Loop:
             return None
         self._unreadable_since_s = None
         self._metrics.looked(clock.time() - began_s)
+        if not begun(record):  # an API server that hangs is not to hold up what is under way
+            await self._register(seen)
+        return seen
+
+    async def _register(self, seen: NodeSeen) -> None:
         try:
             self.health.duplicates = await self._registering.register(seen.node, seen.gpus)
         except KubeError as error:  # it comes again with the next look
             self._metrics.api_error(type(error).__name__)
             _log.warning("not registered", error=str(error))
-        return seen
 
     async def _fresh(self, seen: NodeSeen) -> bool:
         """Whether a transaction may begin on this sight: the lease is ours, and the node is as seen even now."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from migd.agent.deciding import awaiting
+from migd.agent.deciding import awaiting, opened
 from migd.agent.driving import cause_of
 from migd.agent.node.bounds import backoff_s
 from migd.agent.node.effects import ChangeNode
@@ -91,6 +91,25 @@ def judge(record: Record, view: View) -> Judged:
             apart[gpu.uuid] = Outcome("Blocked", cause_of(plan.blocked))
     changing = tuple(uuid for uuid, plan in plans.items() if uuid not in apart and plan.changes)
     return Judged(plans, apart, changing, tuple(uuid for uuid in changing if plans[uuid].blocked is not None))
+
+
+def begun(record: Record, view: View, judged: Judged) -> Record:
+    """The record once the turn is begun on every GPU that is not set apart: with a transaction, or nothing to do.
+
+    One that was left half done goes on from there, and would go back to where it came from first.
+    """
+    for uuid, plan in judged.begun.items():
+        now, left = view.held.gpu(uuid), record.gpu(uuid).transaction
+        assert now is not None, "a plan is made only for a GPU that is seen"
+        assert view.turn is not None, "a plan is made only in a turn"
+        ours = replace(record.gpu(uuid), transaction=None)
+        if left is not None and not plan.changes:
+            ours = ours.changed_from(left.before, now.layout)
+        ours = opened(ours, now, plan, view.turn.orders[uuid], None, False)
+        if left is not None and ours.transaction is not None:
+            ours = replace(ours, transaction=replace(ours.transaction, before=left.before, touched=left.touched))
+        record = record.with_gpu(uuid, ours)
+    return record
 
 
 # --- stages ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from migd.agent.deciding import opened, under_way
+from migd.agent.deciding import under_way
 from migd.agent.driving import parked
 from migd.agent.node.advertising import advertised
 from migd.agent.node.beginning import Decided
@@ -13,7 +13,19 @@ from migd.agent.node.clients import by_labels, client_labels, paused_still_there
 from migd.agent.node.effects import ChangeNode, Effect, LookAgain, StopPlugin, Wait
 from migd.agent.node.guarding import guard
 from migd.agent.node.holding import unadmitted
-from migd.agent.node.moments import Judged, View, back_out, enter, in_debt, judge, not_before, pay, work_of, working
+from migd.agent.node.moments import (
+    Judged,
+    View,
+    back_out,
+    begun,
+    enter,
+    in_debt,
+    judge,
+    not_before,
+    pay,
+    work_of,
+    working,
+)
 from migd.agent.records import Cause, Outcome, PauseKind, Record
 from migd.kube import owed
 from migd.kube.owed import owed_of
@@ -169,15 +181,12 @@ def _still_there(view: View, kind: PauseKind) -> str:
 
 def _begun(record: Record, view: View, judged: Judged) -> Record:
     """Every GPU's transaction, on disk before the first operation."""
+    record = begun(record, view, judged)
     before, after = {}, {}
-    for uuid, plan in judged.begun.items():
-        now = view.held.gpu(uuid)
-        assert now is not None, "a plan is made only for a GPU that is seen"
-        assert view.turn is not None, "a plan is made only in a turn"
-        record = record.with_gpu(uuid, opened(record.gpu(uuid), now, plan, view.turn.orders[uuid], None, False))
-        if plan.changes:
-            before[uuid] = str(now.layout)
-            after[uuid] = str(plan.target) if plan.target is not None else view.turn.desired[uuid].summary
-    for uuid in under_way(record):  # of a crash
-        before.setdefault(uuid, work_of(record).before.get(uuid, ""))
+    for uuid in under_way(record):
+        transaction = record.gpu(uuid).transaction
+        assert transaction is not None, "it is under way"
+        before[uuid] = str(transaction.before)
+        wished = view.turn.desired[uuid].summary if view.turn is not None and uuid in view.turn.desired else ""
+        after[uuid] = str(transaction.target) if transaction.target is not None else wished
     return enter(record, "Applying", view, why=None, at_once=False, before=before, after=after)

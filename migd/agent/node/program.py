@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,23 +47,27 @@ class Options:
     listen: tuple[str, int] | None = None
 
 
-def run_program(options: Options, host: SimHost | None = None) -> int:
+Change = Callable[[AgentPorts], AgentPorts]
+
+
+def run_program(options: Options, host: SimHost | None = None, change: Change = lambda ports: ports) -> int:
     """Run the agent in this process until SIGTERM or SIGINT; its exit code: 0, or 1 after the hardware hung.
 
-    host: a simulated machine in place of this one. LockHeldError where another migd works on this machine's GPUs;
+    host: a simulated machine in place of this one. change: of the ports before they are used, as a trial
+    that kills this process at one of their calls needs. LockHeldError where another migd works on this machine's GPUs;
     StateDirError, RecordError, ConnectError, NoNodeError, ListenError.
     """
     set_up(options.me.node)
     with exclusive(options.state_dir):
         try:
-            asyncio.run(_program(options, host))
+            asyncio.run(_program(options, host, change))
         except HungAgentError as error:
             _log.error("the hardware hangs; the next process goes on", error=str(error))
             return 1
     return 0
 
 
-async def _program(options: Options, host: SimHost | None) -> None:
+async def _program(options: Options, host: SimHost | None, change: Change) -> None:
     stop, metrics, probes = asyncio.Event(), Metrics(), Probes()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -73,7 +78,7 @@ async def _program(options: Options, host: SimHost | None) -> None:
             _log.info("listening", address=options.listen[0], port=port)
         transport = await stack.enter_async_context(await HttpTransport.connect(MANAGER, options.kubeconfig))
         cluster = await stack.enter_async_context(api_cluster(transport, options.me.holder, _now))
-        await run_agent(_ports(options, host, cluster), options.me, stop, metrics, probes)
+        await run_agent(change(_ports(options, host, cluster)), options.me, stop, metrics, probes)
 
 
 def _ports(options: Options, host: SimHost | None, cluster: Cluster) -> AgentPorts:

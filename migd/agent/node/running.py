@@ -60,7 +60,8 @@ async def run_agent(
 
     Time is the running loop's, and every port is the caller's, so that many agents run in one loop in virtual time.
     NoNodeError where the cluster has no such node. HungAgentError where the hardware no longer answers: the process is
-    to end, and the next one goes on. dice: for jitter only. mind: what decides. RecordError where the record cannot be read.
+    to end, and the next one goes on. RecordError where the record cannot be read. dice: for jitter only. mind: what
+    decides.
     """
     metrics, probes = metrics or Metrics(), probes or Probes()
     wake = asyncio.Event()
@@ -107,7 +108,8 @@ async def _first(*works: Coroutine[Any, Any, object]) -> None:
             task.result()
 
 
-def api_cluster(transport: Transport, holder: str, wall: Callable[[], datetime], dice: random.Random | None = None
+def api_cluster(
+    transport: Transport, holder: str, wall: Callable[[], datetime], dice: random.Random | None = None
 ) -> ApiCluster:
     """The agent's client of the API server, over this transport. holder: who reports events, as the pod's name."""
     return ApiCluster(transport, Identity(MANAGER, "migd.dev/agent", holder), wall, dice=dice)

@@ -48,11 +48,10 @@ def test_what_blocks_runs_in_one_thread_that_is_not_the_loops():
 
 def test_what_blocks_does_not_block_the_loop_and_its_end_ends_with_it():
     async def main():
-        release, turned = threading.Event(), 0
+        release = threading.Event()
         work = asyncio.ensure_future(OneThread()(lambda: release.wait(30)))
         for _ in range(10):
             await asyncio.sleep(0)
-            turned += 1
         assert not work.done()
         release.set()
         assert await work

@@ -14,8 +14,9 @@ from migd.agent.node.signals import ProcSignals, SignalError, pod_uid_of
 UID = "5c89852c-8268-c4e4-41f0-2e1dd3a7d26a"
 LOW = UID.replace("-", "_")
 ID = "c" * 64
+SLICE = "kubepods.slice/kubepods-burstable.slice"
 CGROUPS = {
-    "systemd, cgroup v2": f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{LOW}.slice/cri-containerd-{ID}.scope\n",
+    "systemd, cgroup v2": f"0::/{SLICE}/kubepods-burstable-pod{LOW}.slice/cri-containerd-{ID}.scope\n",
     "systemd, guaranteed": f"0::/kubepods.slice/kubepods-pod{LOW}.slice/crio-{ID}.scope\n",
     "cgroupfs, cgroup v2": f"0::/kubepods/burstable/pod{UID}/{ID}\n",
     "from a private namespace": f"0::/../../kubepods-besteffort-pod{LOW}.slice/cri-containerd-{ID}.scope\n",

@@ -334,6 +334,35 @@ def test_one_gpu_that_fails_goes_back_alone_and_is_tried_again_by_itself() -> No
     assert node.phases() == ["Ready", "Ready"]
 
 
+def test_a_gpu_that_cannot_even_go_back_is_told_so_and_is_made_whole_later() -> None:
+    node = ready()
+    node.gpus[0].refuses = {kind: Cause("NVMLError", "no") for kind in (CreateGpuInstance, CreateComputeInstance)}
+    node.wish("bbbbbbbb", {0: TWO_G, 1: ONE_G})
+    node.run(100)
+    assert node.phases() == ["Failed", "Ready"]
+    message = node.partitions["gpu-0"].value.status.message
+    assert "going back failed too" in message
+    assert "migd apply" not in message
+    assert node.untouched()
+    node.withdraw(keep_wish=False)  # nobody wishes anything of it any more: at least it goes back
+    node.gpus[0].refuses.clear()
+    node.run(2000)
+    assert [layout.instances for layout in node.layouts()] == [made("1g@0 1g@1 1g@2 1g@3")] * 2
+    assert node.untouched()
+
+
+def test_what_is_half_done_goes_back_also_while_others_of_the_node_have_a_turn() -> None:
+    node = ready()
+    node.gpus[0].refuses = {kind: Cause("NVMLError", "no") for kind in (CreateGpuInstance, CreateComputeInstance)}
+    node.wish("bbbbbbbb", {0: TWO_G, 1: ONE_G})
+    node.run(100)
+    node.wish("cccccccc", {1: ONE_G})
+    node.gpus[0].refuses.clear()
+    node.run(2000)
+    assert [layout.instances for layout in node.layouts()] == [made("1g@0 1g@1 1g@2 1g@3")] * 2
+    assert node.phases() == ["Idle", "Ready"]
+
+
 def test_a_pause_never_lasts_longer_than_its_bound() -> None:
     node = ready()
     node.wish("bbbbbbbb", {0: TWO_G, 1: TWO_G})
@@ -412,7 +441,7 @@ def test_a_retry_that_is_asked_for_comes_at_once_and_the_annotation_goes() -> No
 def test_killed_at_any_point_the_next_process_goes_on(install: str) -> None:
     begun = ready(install)
     begun.wish("bbbbbbbb", {0: TWO_G, 1: ONE_G})
-    for at in count():
+    for at in count(step=1 if install == "Operator" else 4):
         node, left = deepcopy(begun), [at]
 
         def crash(where: str, left: list[int] = left) -> None:

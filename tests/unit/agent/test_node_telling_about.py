@@ -7,6 +7,7 @@ import io
 import json
 import logging
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import aiohttp
 import pytest
@@ -98,7 +99,7 @@ def test_each_step_and_each_end_is_counted_once():
         status("Succeeded", steps=[step("Close", 400), step("Apply", 2000), step("Verify", 5000)], phase="Ready"),
         status("Succeeded", steps=[step("Close", 400), step("Apply", 2000), step("Verify", 5000)], phase="Ready"),
     ]
-    for before, after in zip(told, told[1:], strict=False):
+    for before, after in pairwise(told):
         metrics.told(before, after)
     for name, seconds in (("Close", 0.4), ("Apply", 2.0), ("Verify", 5.0)):
         assert value(metrics, f'migd_agent_step_seconds_count{{step="{name}"}}') == 1
