@@ -306,9 +306,9 @@ AGENT_MAY_NOT = [
 ]  # fmt: skip
 
 OPERATOR_MAY = [
-    *reads("operator", "node", NODES, verbs="list watch"),
+    *reads("operator", "node", NODES, "<open>"),
     *reads("operator", "GPUPartition", PARTITIONS, verbs="list watch"),
-    *reads("operator", "plan", PLANS, verbs="list watch"),
+    *reads("operator", "plan", PLANS, "<plan>"),
     *reads("operator", "Lease", LEASES, verbs="list watch"),
     *reads("operator", "ResourceSlice", "/apis/resource.k8s.io/v1/resourceslices", verbs="list watch"),
     *reads("operator", "NodeAccelerator", "/apis/inference.redhat.com/v1alpha1/nodeaccelerators", verbs="list watch"),

@@ -49,7 +49,7 @@ async def cluster_of(stage: Stage, account: str, pod: str, node: str) -> AsyncIt
 
 
 async def sight(cluster: ApiCluster, kind: Kind[T], name: str) -> Stored[T]:
-    """One object as it is now, by a list: the operator may not get a single one, since it never does."""
+    """One object as it is now, by a list: the operator may not get a single GPUPartition, since it never does."""
     [found] = await cluster.list(kind, Where(fields=f"metadata.name={name}"))
     return found
 
