@@ -71,8 +71,8 @@ def answered(record: Record, effect: Acting, error: Cause | None, now_s: float) 
         case RefreshDevices():
             tries = work.refresh_tries + 1
             return working(record, replace(work, refreshed=error is None, refresh=error, refresh_tries=tries))
-        case HangUp():
-            return record
+        case HangUp():  # one that a crash swallowed is not counted: it comes again at once, which is harmless
+            return working(record, replace(work, nudges=work.nudges + 1, nudged_s=now_s))
         case ChangeNode() | StopPlugin() | ForgetRetry():
             return record if error is None else _denied(record, error, now_s)
     return record if error is None else deciding.failed(record, effect, error, now_s)

@@ -34,8 +34,7 @@ def verifying(record: Record, view: View) -> tuple[Record, Effect | None]:
     left_s = work.since_s + (VERIFY_MAX_S if _plugin_expected(view, work) else _NO_PLUGIN_S) - view.now_s
     if left_s <= 0:
         return (record, pay(view)) if closed else finished(record, view, _unadvertised(view, odd))
-    record, effect = _nudged(record, view)
-    return record, effect or Wait(min(POLL_S, left_s), odd or "the device plugin looks at the GPUs again")
+    return record, _nudge(view, work) or Wait(min(POLL_S, left_s), odd or "the device plugin looks at the GPUs again")
 
 
 def watch(record: Record, view: View) -> tuple[Record, Effect | None]:
@@ -46,9 +45,8 @@ def watch(record: Record, view: View) -> tuple[Record, Effect | None]:
         well = replace(work, unadvertised=None, short_s=None, nudges=0)
         return (record if well == work else working(record, well)), None
     if work.unadvertised is not None:
-        record, effect = _nudged(record, view)
         left_s = _next_nudge_s(work) - view.now_s
-        return record, effect or (Wait(left_s, odd) if left_s > 0 else None)
+        return record, _nudge(view, work) or (Wait(left_s, odd) if left_s > 0 else None)
     since_s = view.now_s if work.short_s is None else work.short_s
     left_s = since_s + VERIFY_MAX_S - view.now_s
     if left_s > 0:
@@ -108,10 +106,6 @@ def _next_nudge_s(work: NodeWork) -> float:
     return work.nudged_s + pause_s
 
 
-def _nudged(record: Record, view: View) -> tuple[Record, Effect | None]:
-    """Tell the plugin to look again where that is due and one runs."""
-    work = work_of(record)
-    effect = hang_up(view.seen) if view.now_s >= _next_nudge_s(work) else None
-    if effect is None:
-        return record, None
-    return working(record, replace(work, nudges=work.nudges + 1, nudged_s=view.now_s)), effect
+def _nudge(view: View, work: NodeWork) -> Effect | None:
+    """Tell the plugin to look again where that is due and one runs. It counts once it is answered: see `answered`."""
+    return hang_up(view.seen) if view.now_s >= _next_nudge_s(work) else None

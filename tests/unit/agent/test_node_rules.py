@@ -15,7 +15,7 @@ from migd.agent.node.deciding import answered, decide, needs_list
 from migd.agent.node.effects import ChangeNode, HangUp, RefreshDevices, StopPlugin, Wait
 from migd.agent.node.guarding import guard, misfit, wedged
 from migd.agent.node.holding import held, unadmitted
-from migd.agent.node.moments import judge, view_of
+from migd.agent.node.moments import judge, view_of, working
 from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.telling import told
 from migd.agent.node.turning import turn_of
@@ -371,8 +371,23 @@ def test_what_an_effect_answered_is_remembered_where_no_look_shows_it() -> None:
     after = answered(record, RefreshDevices(()), cause, 1.0).node
     assert after is not None
     assert (after.refreshed, after.refresh, after.refresh_tries) == (False, cause, 1)
-    assert answered(record, HangUp(()), cause, 1.0) == record
     assert answered(record, StopPlugin("n", "p", "u"), None, 1.0) == record
+
+
+@pytest.mark.parametrize("error", [None, Cause("NoDevicePlugin", "none runs")])
+def test_a_plugin_is_told_to_look_again_until_that_is_answered_and_then_left_alone_for_a_while(
+    error: Cause | None,
+) -> None:
+    node = ToyNode([None], "Tolerant")
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})
+    record, effect = Record(node.boot), None
+    record = working(record, NodeWork(turn="aaaaaaaa", stage="Verifying", refreshed=True, nudged_s=node.now_s - 60))
+    for _ in range(2):  # the first one is swallowed by a crash
+        record, effect = decide(record, node.seen(record))
+        assert isinstance(effect, HangUp)
+    record = answered(record, effect, error, node.now_s)
+    record, effect = decide(record, node.seen(record))
+    assert isinstance(effect, Wait)
 
 
 def test_pods_are_listed_anew_only_while_it_matters() -> None:
