@@ -92,6 +92,13 @@ def phases(cluster: Cluster, *nodes: str) -> list[str]:
     return [one.get("status", {}).get("phase", "") for one in partitions(cluster, *nodes)]
 
 
+def introduced(cluster: Cluster, *nodes: str) -> None:
+    """Wait until the agents of these nodes have told of their GPUs: before, a plan can say nothing of them."""
+    for name in nodes:
+        gpus = len(cluster.nodes[name].machine().gpu_uuids())
+        eventually(lambda name=name: phases(cluster, name), ["Idle"] * gpus)
+
+
 def row(cluster: Cluster, node: str) -> dict[str, str]:
     """What `kubectl get gpupartitions` shows of a node with one GPU, by column; "" for an empty one."""
     done = cluster.kubectl("get", "gpupartitions", "--field-selector", f"spec.nodeName={node}")

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pytest
 from controlplane.clusters import Cluster
+from integration.acting import introduced
 
 STORY_S: Final = 240.0
 """So long a story may take at most, beside all the others."""
@@ -74,6 +75,7 @@ def crowd_of(needs: Sequence[Needs], folder: Path, programs: Path, **options: An
         Cluster(folder, list(spec), spec=spec, programs=programs, **options) as cluster,
         ThreadPoolExecutor(max(1, len(needs))) as pool,
     ):
+        introduced(cluster, *spec)
         yield Crowd({one.story: pool.submit(one.story, cluster, *names[one.story]) for one in needs})
 
 

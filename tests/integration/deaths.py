@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -26,6 +27,7 @@ from integration.acting import (
     annotate,
     apply,
     eventually,
+    introduced,
     labels,
     partitions,
     plan,
@@ -132,7 +134,8 @@ class Mortal:
         ready(cluster, name)
         promise.kept(crashed=True)
         quiet(cluster, name)
-        eventually(lambda: cluster.allocatable(name), _offered(cluster, name))
+        offered = _offered(cluster, name)
+        eventually(lambda: {key: n for key, n in cluster.allocatable(name).items() if n}, offered)
         eventually(lambda: labels(cluster, name).get("migd.dev/state"), "ready")
 
 
@@ -146,8 +149,7 @@ def mortal_nodes(cases: Sequence[Case], usual: int, folder: Path, programs: Path
         stack.enter_context(cluster)
         for style, name in {(case.style, case.name) for case in cases if case.style}:
             cluster.nodes[name] = stack.enter_context(_styled(cluster, STYLES[style], name, instead))
-        for name in cluster.nodes:
-            eventually(lambda name=name: bool(cluster.allocatable(name) and partitions(cluster, name)), True)
+        introduced(cluster, *cluster.nodes)
         pool = stack.enter_context(ThreadPoolExecutor(len(cluster.nodes)))
         yield Mortal(cluster, cases, pool)
 
@@ -184,10 +186,7 @@ def _folder(node: SimNode) -> Path:
 
 
 def _offered(cluster: Cluster, name: str) -> dict[str, int]:
-    """What a node's GPU should be advertised as; 0 for what was there before."""
+    """What a node's GPU should be advertised as; what is not there is left out."""
     (cut,) = Machines.seen(cluster, [name]).cuts.values()
-    found = dict.fromkeys(cluster.allocatable(name), 0) | {"nvidia.com/gpu": int(not cut.mig)}
-    for instance in cut.instances.values():
-        resource = f"nvidia.com/mig-{instance.profile}"
-        found[resource] = found.get(resource, 0) + 1
-    return found
+    found = Counter(f"nvidia.com/mig-{instance.profile}" for instance in cut.instances.values())
+    return dict(found) if cut.mig else {"nvidia.com/gpu": 1}

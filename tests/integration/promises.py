@@ -95,7 +95,7 @@ class Promise:
         early = [r.name for r in requests[:at] if self._gives(r, generation)]
         assert not early, f"plan {self._plan}: {early} had a turn before anything was previewed"
         told = requests[at].body["status"]["preview"]
-        self.preview = {**told, "totals": {**dict.fromkeys(_TOTALS, 0), **told["totals"]}}
+        self.preview = {"groups": [], **told, "totals": {**dict.fromkeys(_TOTALS, 0), **told["totals"]}}
         self.generation = generation
         return self.preview
 

@@ -25,6 +25,7 @@ from integration.acting import (
     condition,
     edit,
     eventually,
+    introduced,
     labels,
     phases,
     plan,
@@ -54,6 +55,7 @@ def cluster(bare_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture(scope="module")
 def history(cluster: Cluster) -> None:
     """Plans come, change, stop and go; at the end one is carried out, and all is at rest."""
+    introduced(cluster, *NODES)
     promise = Promise(cluster, "first", NODES)
     promise.said(apply(cluster, plan("first", NODES, HALF, rollout={"maxUnavailable": 2})))
     ready(cluster, "first")
