@@ -24,6 +24,7 @@ _WORST: Final[tuple[tuple[str, frozenset[Phase]], ...]] = (
     ("changing", frozenset({"Pending", "WaitingForIdle", "Draining", "Changing", "Verifying", "RollingBack"})),
     ("ready", frozenset({"Ready"})),
 )
+_UNDER_WAY: Final[frozenset[Phase]] = frozenset({"Changing", "RollingBack"})
 _STATE: Final = f"{OURS}state"
 _COUNT: Final = (f"{OURS}mig-", ".count")
 
@@ -65,7 +66,7 @@ def _status(record: Record, view: View, judged: Judged, partition: Stored[Partit
     readable = now is not None and not now.out_of_reach
     ours = record.gpu(now.uuid if now is not None else partition.name)
     half_way = said.phase == was.phase  # each step and each operation is not worth a write
-    steady = half_way and said.phase in ("Changing", "RollingBack")
+    steady = half_way and said.phase in _UNDER_WAY
     transition = transition_doc(record, partition, now, was.last_transition)
     if half_way and transition is not None and was.last_transition is not None and transition.finished_at is None:
         transition = was.last_transition if was.last_transition.finished_at is None else transition
@@ -91,7 +92,7 @@ def _ours(status: PartitionStatus) -> PartitionStatus:
 
 
 def _labels(seen: NodeSeen, statuses: Mapping[str, PartitionStatus]) -> dict[str, str | None]:
-    """The node's labels of ours; none where no GPU has a wish."""
+    """The node's labels of ours; none where no GPU has a wish. Counts stay while GPUs change: steps are worth no write."""
     wished = {p.name for p in seen.partitions if p.value.spec.desired is not None}
     phases = {status.phase for name, status in statuses.items() if name in wished}
     start, end = _COUNT
@@ -100,6 +101,8 @@ def _labels(seen: NodeSeen, statuses: Mapping[str, PartitionStatus]) -> dict[str
     if not phases:
         return labels
     labels[_STATE] = next((word for word, those in _WORST if phases & those), "changing")
+    if phases & _UNDER_WAY:
+        return {key: seen.node.value.labels[key] for key in there} | {_STATE: labels[_STATE]}
     counts: dict[str, int] = {}
     for gpu in seen.gpus:
         for instance in gpu.instances:
