@@ -89,7 +89,7 @@ def status_of(
 ) -> Json:
     """The status of an admitted pod; conditions that others wrote stay.
 
-    sent: the status as it was sent last, which the pod may not show yet: since when something holds is taken from there.
+    sent: the status as it was sent last, which the pod may not show yet: it tells since when something holds.
     """
     ready = bool(containers) and all(one.ready for one in containers.values())
     before = (pod.get("status") or {}).get("conditions") or []

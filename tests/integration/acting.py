@@ -84,7 +84,9 @@ def partitions(cluster: Cluster, *nodes: str) -> list[Json]:
     """The GPUPartitions of these nodes, by node and index."""
     found = cluster.plane.admin.get(PARTITIONS).object()["items"]
     mine = [one for one in found if one["spec"]["nodeName"] in nodes]
-    return sorted(mine, key=lambda one: (one["spec"]["nodeName"], one.get("status", {}).get("board", {}).get("index", 0)))
+    return sorted(
+        mine, key=lambda one: (one["spec"]["nodeName"], one.get("status", {}).get("board", {}).get("index", 0))
+    )
 
 
 def phases(cluster: Cluster, *nodes: str) -> list[str]:
@@ -121,14 +123,16 @@ def labels(cluster: Cluster, node: str) -> dict[str, str]:
     return {key: value for key, value in found.items() if key.startswith("migd.dev/")}
 
 
-def eventually(look: Callable[[], object], wanted: object, within_s: float = WITHIN_S) -> None:
+def eventually(
+    look: Callable[[], object], wanted: object, within_s: float = WITHIN_S, every_s: float = EVERY_S
+) -> None:
     """Wait until a look gives exactly this; AssertionError with what it gives instead."""
-    assert until(lambda: look() == wanted, within_s, EVERY_S), f"{look()!r} and not {wanted!r} after {within_s:.0f} s"
+    assert until(lambda: look() == wanted, within_s, every_s), f"{look()!r} and not {wanted!r} after {within_s:.0f} s"
 
 
 def ready(cluster: Cluster, name: str) -> None:
-    """Wait until a plan's present generation is carried out, and its nodes are open and owe nothing."""
-    eventually(lambda: condition(cluster, name, "Ready"), ("True", "AsWished"))
+    """Wait until a plan's present generation is carried out."""
+    eventually(lambda: condition(cluster, name, "Ready"), ("True", "AsWished"), every_s=0.5)
 
 
 def run_pod(cluster: Cluster, name: str, node: str, grace_s: int = 1, notes: Json | None = None, **limits: int) -> None:

@@ -18,7 +18,7 @@ import pytest
 from controlplane.clusters import Cluster
 from integration.acting import introduced
 
-STORY_S: Final = 240.0
+STORY_S: Final = 480.0
 """So long a story may take at most, beside all the others."""
 
 
@@ -32,7 +32,7 @@ class Needs:
 
 
 def at_once(nodes: int = 1, spec: str = "a100-80gb") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a test of a story: a function of a `Cluster` and the names of its nodes. The module has a fixture `crowd`."""
+    """Make a test of a story: a function of a `Cluster` and of the names of its nodes."""
 
     def made(story: Callable[..., None]) -> Callable[..., None]:
         def test(crowd: Crowd) -> None:

@@ -48,7 +48,7 @@ END_S: Final = 400.0
 
 @dataclass(frozen=True)
 class Case:
-    """One death. style: how the device plugin is installed there, "" for the usual way; node, turn: which of its nodes, and in which turn.
+    """One death. style: how the device plugin is installed there, "" for the usual way. node, turn: where and when.
 
     change: what is wished in that turn: MIG on and cut, cut otherwise, or MIG off again.
     """

@@ -1,7 +1,7 @@
 """What a plan's preview said, held against what then happened to the simulated GPUs.
 
-The witness is the simulated machine itself and the audit log, not what the agent tells: every GPU before and after, each
-instance by its own number, and how many were made in all, so that nothing was tried and undone.
+The witness is the simulated machine itself and the audit log, not what the agent tells: every GPU before and after,
+each instance by its own number, and how many were made in all, so that nothing was tried and undone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,18 @@ from migd.mig.geometry import GpuInstance, Layout
 from migd.mig.profiles import Placement
 
 _WITHIN_S: Final = 60.0
-_TOTALS: Final = ("nodes", "gpus", "unchanged", "refused", "blocked", "keep", "destroy", "create", "modeChanges", "resets")
+_TOTALS: Final = (
+    "nodes",
+    "gpus",
+    "unchanged",
+    "refused",
+    "blocked",
+    "keep",
+    "destroy",
+    "create",
+    "modeChanges",
+    "resets",
+)
 Counts = tuple[tuple[str, int], ...]
 
 
@@ -126,7 +137,9 @@ class Promise:
         assert {key: totals[key] for key in sums} == sums, f"plan {self._plan}: {totals}"
         made = {name: after.made[name] - self._before.made[name] for name in self._nodes}
         # an instance takes a number, and its compute instance another one
-        assert crashed or sum(made.values()) == 2 * sums["create"], f"plan {self._plan}: made and undone: {made}, {sums}"
+        assert crashed or sum(made.values()) == 2 * sums["create"], (
+            f"plan {self._plan}: made and undone: {made}, {sums}"
+        )
         self._is_told(after, changed)
 
     def nothing_happened(self) -> None:
@@ -147,7 +160,13 @@ class Promise:
             return rows
 
         wanted = [
-            (after.cuts[uuid].layout, self._before.cuts[uuid].layout, after.cuts[uuid].layout, "Succeeded", self.generation)
+            (
+                after.cuts[uuid].layout,
+                self._before.cuts[uuid].layout,
+                after.cuts[uuid].layout,
+                "Succeeded",
+                self.generation,
+            )
             for uuid in changed
         ]
         _eventually(told, wanted)

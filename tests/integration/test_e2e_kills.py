@@ -2,7 +2,7 @@
 
 Where to die is enumerated from the product's own lists: each stage of a node's transaction as it is saved, each
 operation on hardware, each other effect, and each phase as it is told. A gate passed that no point names fails the
-suite, and so does a point at which nobody died. Left out: two crashes in a row, which the simulation plays by thousands.
+suite, and so does a point at which nobody died. Left out: two crashes in a row, which the simulation plays.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final, get_args
 
 import pytest
-from controlplane.clusters import Cluster
 from controlplane.nodes_styles import OPERATOR, TOLERANT
-from integration.acting import HALF, apply, eventually, plan, quiet, ready
+from controlplane.processes import until
+from integration.acting import EVERY_S, HALF, WITHIN_S, apply, plan, quiet, ready
 from integration.deaths import Case, Mortal, mortal_nodes
 from integration.dying import AFTER, BEFORE, Point
 from integration.promises import Promise
@@ -78,7 +78,9 @@ def test_no_step_of_a_transaction_is_without_a_place_to_die(mortals: Mortal):
     passed = mortals.passed()
     assert set(GATES) <= passed
     assert passed <= set(GATES) | OUTSIDE
-    assert {(case.point.at, case.point.when) for case in CASES} == {(at, when) for at in GATES for when in (BEFORE, AFTER)}
+    assert {(case.point.at, case.point.when) for case in CASES} == {
+        (at, when) for at in GATES for when in (BEFORE, AFTER)
+    }
 
 
 def test_a_rollout_goes_on_however_often_its_operator_is_killed(mortals: Mortal):
@@ -88,11 +90,14 @@ def test_a_rollout_goes_on_however_often_its_operator_is_killed(mortals: Mortal)
     operator = cluster.operator()
     generation = apply(cluster, plan("rollout", nodes, HALF, rollout={"maxUnavailable": 3}))
     promise.said(generation)
-    for closed in (1, 4, 6):
-        eventually(lambda: len({s.node for s in switched(cluster.plane.audit.requests()[begun:], *nodes)}) >= closed, True)
-        restarts = operator.restarts
+
+    def closed() -> int:
+        return len({one.node for one in switched(cluster.plane.audit.requests()[begun:], *nodes)})
+
+    for number, restarts in ((1, 0), (4, 1), (6, 2)):
+        assert until(lambda number=number: closed() >= number, WITHIN_S, EVERY_S)
         operator.kill()
-        eventually(lambda: operator.restarts > restarts, True)
+        assert until(lambda restarts=restarts: operator.restarts > restarts, WITHIN_S, EVERY_S)
     ready(cluster, "rollout")
     promise.kept(crashed=True)
     quiet(cluster, *nodes)

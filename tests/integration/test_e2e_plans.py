@@ -7,10 +7,7 @@ Left out: crashes, races and what is written, which the other e2e modules have; 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
 from controlplane.clusters import Cluster
 from controlplane.processes import until
 from integration.acting import (
@@ -41,17 +38,11 @@ from integration.acting import (
     status,
     taints,
 )
-from integration.crowds import Crowd, at_once, crowd_of, needs_of
+from integration.crowds import at_once
 from integration.promises import Machines, Promise
 from integration.witnesses import most_closed, switched
 
 SMALL_ONE = "nvidia.com/mig-1g.10gb"
-
-
-@pytest.fixture(scope="module")
-def crowd(request: pytest.FixtureRequest, bare_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowd]:
-    with crowd_of(needs_of(request), tmp_path_factory.mktemp("plans"), bare_programs) as under_way:
-        yield under_way
 
 
 def carried_out(cluster: Cluster, promise: Promise, name: str, node: str, generation: int) -> None:
@@ -68,7 +59,11 @@ def test_a_plan_becomes_instances_labels_allocatable_and_a_running_pod(cluster: 
     said = promise.said(apply(cluster, plan("first", [node], HALF)))
     assert said["totals"] == {
         **dict.fromkeys(("unchanged", "refused", "blocked", "keep", "destroy"), 0),
-        **{"nodes": 1, "gpus": 1, "create": 4, "modeChanges": 1, "resets": 1},
+        "nodes": 1,
+        "gpus": 1,
+        "create": 4,
+        "modeChanges": 1,
+        "resets": 1,
     }
     assert said["groups"][0]["exampleNodes"] == [node]
     waited = cluster.kubectl("wait", "--for=condition=Ready", "gpp/first", "--timeout=90s")
@@ -116,7 +111,10 @@ def test_waiting_for_ready_does_not_return_on_the_old_generation_right_after_an_
     said = second.said(generation)
     (group,) = said["groups"]
     assert (group["from"], group["to"]) == ("7×1g.10gb", "3g.40gb 3×1g.10gb")
-    assert (group["keep"], group["destroy"]) == ([{"profile": "1g.10gb", "count": 3}], [{"profile": "1g.10gb", "count": 4}])
+    assert (group["keep"], group["destroy"]) == (
+        [{"profile": "1g.10gb", "count": 3}],
+        [{"profile": "1g.10gb", "count": 4}],
+    )
     second.kept()
     history = status(cluster, "edited")["history"]
     assert [(one["generation"], one["result"]) for one in history] == [(2, "Succeeded"), (1, "Succeeded")]
@@ -257,7 +255,9 @@ def test_an_instance_in_use_is_waited_for_and_goes_when_its_pod_ends(cluster: Cl
     assert (said["totals"]["blocked"], said["groups"][0]["reason"]) == (1, "InUse")
     eventually(lambda: (row(cluster, node)["PHASE"], row(cluster, node)["REASON"]), ("WaitingForIdle", "InUse"))
     (gpu,) = partitions(cluster, node)
-    assert [one["pod"]["name"] for one in gpu["status"]["blockers"] if "pod" in one] == ["user"], gpu["status"]["blockers"]
+    assert [one["pod"]["name"] for one in gpu["status"]["blockers"] if "pod" in one] == ["user"], gpu["status"][
+        "blockers"
+    ]
     assert condition(cluster, "patient", "Ready")[0] == "False"
     assert switched(cluster.plane.audit.requests()[before:], node) == [], "nothing is closed while somebody works"
     promise.nothing_happened()

@@ -8,13 +8,11 @@ for a moment, and the kubelets take up to seven seconds to admit them. Left out:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-import pytest
 from controlplane.audit import Request
 from controlplane.clusters import Cluster
 from integration.acting import (
@@ -28,6 +26,7 @@ from integration.acting import (
     edit,
     end_pod,
     eventually,
+    instances,
     partitions,
     phases,
     plan,
@@ -37,7 +36,7 @@ from integration.acting import (
     runs,
     taints,
 )
-from integration.crowds import Crowd, at_once, crowd_of, needs_of
+from integration.crowds import at_once
 from integration.promises import Promise
 from integration.witnesses import switched
 
@@ -48,24 +47,25 @@ ROUNDS: Final = 8
 ADMIT_AFTER_S: Final = (0.0, 6.0, 0.4, 5.5, 1.5, 7.0)
 """How long a kubelet takes to admit a pod, round by round: also longer than the agent lets things settle."""
 SETTLE_S: Final = 5.0
+FEW: Final = instances(_1g_10gb=3)
+MORE: Final = instances(_1g_10gb=3, _2g_20gb=1)
+"""The pods' instances stay: nothing keeps a change from beginning but what is tried here."""
 LATE_S: Final = 3.0
 """A pod that our own harness bound later than this after the taint is no scheduler's any more, and not counted."""
 
 
-@pytest.fixture(scope="module")
-def crowd(request: pytest.FixtureRequest, bare_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crowd]:
-    with crowd_of(needs_of(request), tmp_path_factory.mktemp("races"), bare_programs) as under_way:
-        yield under_way
-
-
 @dataclass(frozen=True)
 class Thrown:
-    """A pod thrown at a node in one round. bound: to the node by hand once it was closed, or left to the scheduler."""
+    """A pod thrown at a node in one round. bound: to the node by hand once it was closed, or left to the scheduler.
+
+    end: how it ended, its reason with it; "" where it found no node within its round.
+    """
 
     node: str
     round: int
     name: str
     bound: bool
+    end: str
 
 
 class Closings:
@@ -96,12 +96,12 @@ class Closings:
 def race(cluster: Cluster, closings: Closings, node: str) -> list[Thrown]:
     """All rounds of one node: a change, one pod for the scheduler before it, and two bound to it once it is closed."""
     thrown: list[Thrown] = []
-    apply(cluster, plan(node, [node], SMALL))
+    apply(cluster, plan(node, [node], FEW))
     ready(cluster, node)
     for n in range(ROUNDS):
-        cluster.nodes[node].kubelet.admit_after_s = ADMIT_AFTER_S[(n + int(node[1:])) % len(ADMIT_AFTER_S)]
+        cluster.nodes[node].kubelet.pods.admit_after_s = ADMIT_AFTER_S[(n + int(node[1:])) % len(ADMIT_AFTER_S)]
         promise = Promise(cluster, node, [node])
-        generation = edit(cluster, node, rules=[HALF if n % 2 == 0 else SMALL])
+        generation = edit(cluster, node, rules=[MORE if n % 2 == 0 else FEW])
         names = [f"{node}-{n}-{word}" for word in ("free", "bound", "too")]
         throw(cluster, names[0], node, bound=False)
         closings.wait(node)
@@ -111,8 +111,7 @@ def race(cluster: Cluster, closings: Closings, node: str) -> list[Thrown]:
         ready(cluster, node)
         promise.kept()
         quiet(cluster, node)
-        thrown += [Thrown(node, n, name, name != names[0]) for name in names]
-        settled(cluster, names)
+        thrown += [Thrown(node, n, name, name != names[0], end_of(cluster, name)) for name in names]
     return thrown
 
 
@@ -125,20 +124,19 @@ def throw(cluster: Cluster, name: str, node: str, bound: bool) -> None:
     cluster.plane.admin.create(PODS, {"metadata": {"name": name, "annotations": notes}, "spec": spec}).object()
 
 
-def settled(cluster: Cluster, names: Sequence[str]) -> None:
-    """Each has ended; one that found no node yet is taken back."""
+def end_of(cluster: Cluster, name: str) -> str:
+    """How a pod ended; it is deleted then."""
+    path = f"{PODS}/{name}"
 
     def over() -> bool:
-        for name in names:
-            found = cluster.plane.admin.get(f"{PODS}/{name}").object()
-            if "nodeName" in found["spec"] and found["status"]["phase"] not in ("Succeeded", "Failed"):
-                return False
-        return True
+        found = cluster.plane.admin.get(path).object()
+        return "nodeName" not in found["spec"] or found["status"]["phase"] in ("Succeeded", "Failed")
 
     eventually(over, True)
-    for name in names:
-        if "nodeName" not in cluster.plane.admin.get(f"{PODS}/{name}").object()["spec"]:
-            cluster.plane.admin.delete(f"{PODS}/{name}")
+    status = cluster.plane.admin.get(path).object()["status"]
+    cluster.plane.admin.delete(path, gracePeriodSeconds="1")
+    ended = status["phase"] in ("Succeeded", "Failed")
+    return f"{status['phase']} {status.get('reason', '')} {status.get('message', '')}".strip() if ended else ""
 
 
 @at_once(nodes=RACERS)
@@ -153,12 +151,7 @@ def test_no_pod_bound_at_the_moment_of_the_taint_fails_its_admission(cluster: Cl
     requests = cluster.plane.audit.requests()
     closed_s = closings_of(requests, [one for one in thrown if one.bound])
     bound_s = {name: at_s - closed_s[name] for name, at_s in made(requests).items() if name in closed_s}
-    found = {one["metadata"]["name"]: one["status"] for one in cluster.plane.admin.get(PODS).object()["items"]}
-    failed = [
-        (name, found[name].get("message"), bound_s.get(name))
-        for name in (one.name for one in thrown)
-        if found.get(name, {}).get("phase") == "Failed" and bound_s.get(name, 0.0) <= LATE_S
-    ]
+    failed = [one for one in thrown if one.end not in ("", "Succeeded") and bound_s.get(one.name, 0.0) <= LATE_S]
     assert failed == []
     raced = {(one.node, one.round) for one in thrown if one.bound and bound_s[one.name] <= LATE_S}
     assert len(raced) == RACERS * ROUNDS, "the machine is too slow for a race in each round"
@@ -230,7 +223,7 @@ def test_a_node_that_is_never_idle_is_never_closed(cluster: Cluster, node: str):
 def cordon(cluster: Cluster, node: str) -> None:
     """What `kubectl cordon` does, with a taint of the admin's own besides."""
     assert cluster.kubectl("cordon", node).returncode == 0
-    assert cluster.kubectl("taint", "node", node, "example.com/mine=x:NoExecute").returncode == 0
+    assert cluster.kubectl("taint", "node", node, "example.com/mine=x:PreferNoSchedule").returncode == 0
 
 
 def still_cordoned(cluster: Cluster, node: str) -> None:
@@ -240,7 +233,7 @@ def still_cordoned(cluster: Cluster, node: str) -> None:
     keys = {(one["key"], one.get("value"), one["effect"]) for one in found["taints"]}
     assert keys == {
         ("node.kubernetes.io/unschedulable", None, "NoSchedule"),
-        ("example.com/mine", "x", "NoExecute"),
+        ("example.com/mine", "x", "PreferNoSchedule"),
         ("nvidia.com/gpu", "present", "NoSchedule"),
     }
 

@@ -7,8 +7,6 @@ what is refused, which test_deploy_policies has row by row.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from controlplane.audit import Request
@@ -37,19 +35,13 @@ from integration.deployed import AGENT, OPERATOR, rendered, rights_in
 from integration.promises import Promise
 from integration.witnesses import node_keys, ours, writes
 
-from migd.kube.nodes import LABELS_OF_OTHERS, TAINT as CHANGING
+from migd.kube.nodes import LABELS_OF_OTHERS
+from migd.kube.nodes import TAINT as CHANGING
 
 NODES = ("w0", "w1")
+CLUSTER = {"nodes": NODES, "style": "operator", "spec": {"w0": "2xa100-80gb", "w1": "h100-sxm-80gb"}}
 LOOK_S = 32
 """Longer than the agents rest between two looks."""
-
-
-@pytest.fixture(scope="module")
-def cluster(bare_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    spec = {"w0": "2xa100-80gb", "w1": "h100-sxm-80gb"}
-    folder = tmp_path_factory.mktemp("writes")
-    with Cluster(folder, NODES, "operator", spec=spec, programs=bare_programs) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +60,7 @@ def history(cluster: Cluster) -> None:
     cluster.plane.admin.delete(f"{PLANS}/first").object()
     eventually(lambda: phases(cluster, *NODES), ["Idle"] * 3)
     promise = Promise(cluster, "second", NODES)
-    rules = [{"gpus": {"indices": [1]}, **{"mig": OFF["mig"]}}, SMALL]
+    rules = [{"gpus": {"indices": [1]}, "mig": OFF["mig"]}, SMALL]
     promise.said(apply(cluster, plan("second", NODES, *rules, rollout={"maxUnavailable": "50%"})))
     ready(cluster, "second")
     promise.kept()
@@ -99,7 +91,9 @@ def test_at_rest_nothing_is_written_but_leases(cluster: Cluster, history: None):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["ended", "killed"])
-def test_operator_and_agents_that_start_again_write_nothing_but_leases(cluster: Cluster, history: None, number: signal.Signals):
+def test_operator_and_agents_that_start_again_write_nothing_but_leases(
+    cluster: Cluster, history: None, number: signal.Signals
+):
     before = cluster.plane.audit.requests()
     processes = [cluster.operator(), *(cluster.agent(name) for name in NODES)]
     pids = [process.pid for process in processes]
@@ -152,5 +146,7 @@ def test_every_request_is_covered_by_a_right_and_none_was_refused(cluster: Clust
         "leases",
         "events",
     }
-    others = {(r.user, r.resource) for r in asked if r.resource in ("pods/eviction", "secrets", "pods/exec", "configmaps")}
+    others = {
+        (r.user, r.resource) for r in asked if r.resource in ("pods/eviction", "secrets", "pods/exec", "configmaps")
+    }
     assert others == set()

@@ -92,7 +92,7 @@ def _ours(status: PartitionStatus) -> PartitionStatus:
 
 
 def _labels(seen: NodeSeen, statuses: Mapping[str, PartitionStatus]) -> dict[str, str | None]:
-    """The node's labels of ours; none where no GPU has a wish. Counts stay while GPUs change: steps are worth no write."""
+    """The node's labels of ours; none where no GPU has a wish. Counts stay while GPUs change."""
     wished = {p.name for p in seen.partitions if p.value.spec.desired is not None}
     phases = {status.phase for name, status in statuses.items() if name in wished}
     start, end = _COUNT
