@@ -132,7 +132,7 @@ def eventually(
 
 def ready(cluster: Cluster, name: str) -> None:
     """Wait until a plan's present generation is carried out."""
-    eventually(lambda: condition(cluster, name, "Ready"), ("True", "AsWished"), every_s=0.5)
+    eventually(lambda: condition(cluster, name, "Ready"), ("True", "AsWished"), every_s=1.0)
 
 
 def run_pod(cluster: Cluster, name: str, node: str, grace_s: int = 1, notes: Json | None = None, **limits: int) -> None:

@@ -94,6 +94,7 @@ class Promise:
         self._cluster = cluster
         self._plan = plan
         self._nodes = list(nodes)
+        self._since = len(cluster.plane.audit.requests())
         self._before = Machines.seen(cluster, nodes)
         self.preview: dict[str, Any] = {}
         self.generation = 0
@@ -101,7 +102,7 @@ class Promise:
     def said(self, generation: int) -> dict[str, Any]:
         """The first preview of this generation, which the operator wrote before it gave any node a turn for it."""
         _eventually(lambda: status(self._cluster, self._plan).get("observedGeneration"), generation)
-        requests = self._cluster.plane.audit.requests()
+        requests = self._cluster.plane.audit.requests()[self._since :]
         at = next(i for i, request in enumerate(requests) if self._told(request, generation))
         early = [r.name for r in requests[:at] if self._gives(r, generation)]
         assert not early, f"plan {self._plan}: {early} had a turn before anything was previewed"

@@ -31,8 +31,8 @@ SAVES: Final = {f"save {stage}" for stage in get_args(Stage)}
 TOLD: Final = {f"tell {phase}" for phase in ("Draining", "Changing", "Verifying", "Ready")}
 GATES: Final = sorted(OPERATIONS | OTHERS | CHANGES | SAVES | TOLD)
 """Every gate of a transaction."""
-OUTSIDE: Final = {f"tell {phase}" for phase in ("Idle", "Pending", "WaitingForIdle")}
-"""What is told before one begins: there is nothing to end yet."""
+OUTSIDE: Final = {f"tell {phase}" for phase in ("Idle", "Pending", "WaitingForIdle", "Blocked")}
+"""What is told before one begins, or after it was given up: there is nothing to end then."""
 ONLY: Final = {
     "SetMode": ("on", "off"),
     "ResetGpu": ("on",),
