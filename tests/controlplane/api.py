@@ -7,6 +7,7 @@ import http.client
 import json
 import socket
 import ssl
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ MERGE: Final = "application/merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 _TIMEOUT_S: Final = 30.0
+_GONE: Final = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 
 Json = dict[str, Any]
 
@@ -62,6 +64,7 @@ class Api:
         self._tls = ssl.create_default_context(cafile=str(authority))
         if client is not None:
             self._tls.load_cert_chain(client.certificate, client.key)
+        self._kept = threading.local()  # a connection for each thread: most of what many of them cost is to make them
         self._headers = {"User-Agent": "migd-tests", "Accept": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -99,18 +102,21 @@ class Api:
         content_type: str = "application/json",
         query: Mapping[str, str] | None = None,
     ) -> Answer:
-        """One request on a connection of its own; OSError where nobody answers."""
-        connection = http.client.HTTPSConnection("127.0.0.1", self._port, context=self._tls, timeout=_TIMEOUT_S)
-        try:
-            headers = self._headers | ({} if body is None else {"Content-Type": content_type})
-            text = None if body is None else json.dumps(body)
-            connection.request(method, _with(path, query), text, headers)
-            answer = connection.getresponse()
-            said = answer.read()
-            warnings = tuple(answer.headers.get_all("Warning") or ())
-            return Answer(answer.status, _object(said), warnings)
-        finally:
-            connection.close()
+        """One request; OSError where nobody answers."""
+        headers = self._headers | ({} if body is None else {"Content-Type": content_type})
+        text = None if body is None else json.dumps(body)
+        kept: _Connection | None = getattr(self._kept, "connection", None)
+        self._kept.connection = None
+        if kept is not None:
+            try:
+                answer = _asked(kept, method, _with(path, query), text, headers)
+            except _GONE:  # ended by the server since the last request, which it then has not taken
+                kept = None
+        if kept is None:
+            kept = _Connection("127.0.0.1", self._port, context=self._tls, timeout=_TIMEOUT_S)
+            answer = _asked(kept, method, _with(path, query), text, headers)
+        self._kept.connection = kept
+        return answer
 
     def watch(self, path: str, seconds: int, **query: str) -> Watching:
         """The events of a watch until the server ends it after so many seconds; see `Watching`."""
@@ -158,6 +164,27 @@ class Watching:
         if self._connection.sock is not None:
             with contextlib.suppress(OSError):  # it has ended already
                 self._connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+class _Connection(http.client.HTTPSConnection):
+    """One that is closed with the thread that has it."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _asked(
+    connection: http.client.HTTPSConnection, method: str, path: str, text: str | None, headers: Mapping[str, str]
+) -> Answer:
+    """One request and its answer; the connection is closed where that fails."""
+    try:
+        connection.request(method, path, text, headers)
+        answer = connection.getresponse()
+        said = answer.read()
+    except BaseException:
+        connection.close()
+        raise
+    return Answer(answer.status, _object(said), tuple(answer.headers.get_all("Warning") or ()))
 
 
 def _with(path: str, query: Mapping[str, str] | None) -> str:

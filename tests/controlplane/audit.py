@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,7 +43,7 @@ class Request:
 
     user: as authenticated, "system:serviceaccount:migd-system:migd-agent". verb: "patch", "watch", …
     resource: plural, with its subresource: "gpupartitions/status". name: "" for lists and creates without one.
-    code: the HTTP status. body: what was sent, None where the policy does not keep it.
+    code: the HTTP status. body: what was sent, None where the policy does not keep it. at_s: when it was answered.
     """
 
     user: str
@@ -53,6 +55,7 @@ class Request:
     code: int
     uri: str
     body: Any
+    at_s: float = 0.0
 
     @property
     def writes(self) -> bool:
@@ -68,30 +71,29 @@ class AuditLog:
         self._admin = admin
         self._seen: list[Request] = []
         self._offset = 0
+        self._reading = threading.Lock()  # stories that run at once look at one log
 
     def requests(self) -> tuple[Request, ...]:
         """Every request answered until now, in the order of the log.
 
         The log may lag behind the answers by a moment: a mark of our own is waited for first.
         """
-        mark = uuid.uuid4().hex
+        mark, begun = uuid.uuid4().hex, len(self._seen)
         self._admin.get("/version", mark=mark)
-        shown = until(lambda: any(mark in request.uri for request in self._read_on()), _WITHIN_S)
-        assert shown, f"the audit log did not show a request within {_WITHIN_S:.0f} s"
+        assert until(lambda: self._shows(mark, begun), _WITHIN_S), f"the audit log lags by {_WITHIN_S:.0f} s"
         return tuple(self._seen)
 
     def since(self, earlier: tuple[Request, ...]) -> tuple[Request, ...]:
         """The requests after an earlier look."""
         return self.requests()[len(earlier) :]
 
-    def _read_on(self) -> list[Request]:
-        with self._path.open("rb") as file:
+    def _shows(self, mark: str, begun: int) -> bool:
+        with self._reading, self._path.open("rb") as file:
             file.seek(self._offset)
             whole, _, _ = file.read().rpartition(b"\n")  # a line still being written is for the next look
-        self._offset += len(whole) + 1 if whole else 0
-        new = list(requests_in(whole.decode().splitlines()))
-        self._seen += new
-        return new
+            self._offset += len(whole) + 1 if whole else 0
+            self._seen += requests_in(whole.decode().splitlines())
+        return any(mark in request.uri for request in self._seen[begun:])
 
 
 def requests_in(lines: Iterable[str]) -> Iterable[Request]:
@@ -115,4 +117,5 @@ def _request(event: dict[str, Any]) -> Request:
         code=(event.get("responseStatus") or {}).get("code", 0),
         uri=event["requestURI"],
         body=event.get("requestObject"),
+        at_s=datetime.fromisoformat(event["stageTimestamp"]).timestamp(),
     )

@@ -109,7 +109,8 @@ class Cluster:
 
     folder: for the control plane, with all logs. nodes: their names. spec: the GPUs of each, or of each by name.
     style: how the device plugin is installed, see nodes_styles; strategy: its MIG strategy. operator: whether migd's
-    operator runs; migd: whether migd is installed at all. say: gets a line for each thing that is done.
+    operator runs; migd: whether migd is installed at all. instead: program -> the command that runs in its place.
+    say: gets a line for each thing that is done.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Cluster:
         migd: bool = True,
         status_every_s: float = 1.0,
         backoff_s: float = 1.0,
+        instead: Mapping[str, Sequence[str]] | None = None,
         programs: Path | None = None,
         say: Callable[[str], None] = lambda _line: None,
     ) -> None:
@@ -143,6 +145,7 @@ class Cluster:
                 self.roots / name,
                 specs[name],
                 labels=node_labels(self.style, strategy, parse_spec(specs[name])[0].name),
+                instead=instead,
                 **pace,
             )
             for name in nodes

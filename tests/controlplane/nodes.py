@@ -26,6 +26,7 @@ class SimNode:
     root: the folder that is its `/`, with a short path since sockets lie in it. spec: its GPUs, "" for none. seed: of
     the GPUs' UUIDs; the node's name where not given.
     status_every_s: how often the kubelet looks at the node's status; backoff_s: before a container's first restart.
+    instead: program -> the command that runs in its place.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class SimNode:
         backoff_s: float = 1.0,
         seed: str = "",
         leashed: bool = True,
+        instead: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         assert len(str(root)) <= 107 - SOCKET_ROOM - len("/var/lib/kubelet"), f"{root} is too long for sockets"
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -63,6 +65,7 @@ class SimNode:
             variables=variables,
             backoff_s=backoff_s,
             leashed=leashed,
+            instead=instead or {},
         )
         self.object = NodeObject(self.api, name, kubernetes_version(), labels or {}, taints, status_every_s)
         self.kubelet = Kubelet(self.api, self.object, ground, self.machine if spec else None, self._say)

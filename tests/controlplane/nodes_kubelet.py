@@ -143,7 +143,7 @@ class Kubelet:
                     self._guarded(lambda pod=pod: self.pods.step(pod))
 
     def _report(self) -> None:
-        self._node.step(time.monotonic(), self._boot_id(), self.pods.manager.report)
+        self._node.step(time.monotonic(), self._boot_id, self.pods.manager.report)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:

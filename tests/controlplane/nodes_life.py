@@ -231,7 +231,7 @@ class Pods:
 
     def _status(self, pod: Pod, phase: str, states: Mapping[str, ContainerState]) -> Json:
         address = address_of(uid_of(pod.document))
-        return status_of(pod.document, phase, states, address, pod.started or now_text())
+        return status_of(pod.document, phase, states, address, pod.started or now_text(), pod.status)
 
     def _send(self, pod: Pod, status: Json) -> None:
         if pod.status is not None and same_status(pod.status, status):

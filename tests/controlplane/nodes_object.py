@@ -76,13 +76,13 @@ class NodeObject:
         self._sent = None
         self.registered = True
 
-    def step(self, now_s: float, boot_id: str, report: Callable[[float], Report]) -> None:
+    def step(self, now_s: float, boot_id: Callable[[], str], report: Callable[[float], Report]) -> None:
         """Register, report and renew, as is due; what fails is tried again at the next step. OSError: nobody there."""
         if not self.registered:
             self.register()
         if now_s >= self._status_at_s:
             self._status_at_s = now_s + self._every_s
-            self._report(now_s, boot_id, report(now_s))
+            self._report(now_s, boot_id(), report(now_s))
             self.looks += 1
         if now_s >= self._lease_at_s and self._renew():
             self._lease_at_s = now_s + _RENEW_S

@@ -84,12 +84,17 @@ def refused(reason: str, message: str) -> Json:
     return {"phase": "Failed", "reason": reason, "message": message, "startTime": now_text()}
 
 
-def status_of(pod: Json, phase: str, containers: Mapping[str, ContainerState], address: str, started: str) -> Json:
-    """The status of an admitted pod; conditions that others wrote stay."""
+def status_of(
+    pod: Json, phase: str, containers: Mapping[str, ContainerState], address: str, started: str, sent: Json | None
+) -> Json:
+    """The status of an admitted pod; conditions that others wrote stay.
+
+    sent: the status as it was sent last, which the pod may not show yet: it tells since when something holds.
+    """
     ready = bool(containers) and all(one.ready for one in containers.values())
     before = (pod.get("status") or {}).get("conditions") or []
     truth = {"Ready": ready, "ContainersReady": ready, "PodReadyToStartContainers": phase == "Running"}
-    told = {one["type"]: one for one in before}
+    told = {one["type"]: one for one in ((sent or {}).get("conditions") or before)}
     conditions = [one for one in before if one["type"] not in _OURS]
     for kind in _OURS:
         truly = "True" if truth.get(kind, True) else "False"

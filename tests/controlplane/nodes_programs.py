@@ -29,6 +29,7 @@ PROGRAMS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
     PLUGIN: {"nvidia-device-plugin": (_PYTHON, str(_HERE / "plugin.py"))},
 }
 """Image, without registry and tag -> the programs in it, the first being its entrypoint."""
+AS_IT_IS: Final[Mapping[str, Sequence[str]]] = {}
 _KUBECONFIG: Final = "--kubeconfig=$(KUBECONFIG)"
 """What our programs are told besides: they look for a pod's token where no process without mounts has one."""
 BACKOFF_MAX_S: Final = 300.0
@@ -46,9 +47,9 @@ def is_program(container: Json) -> bool:
     return image_of(container) in PROGRAMS
 
 
-def words_of(container: Json) -> tuple[list[str], list[str]]:
-    """The command line: our program in place of the image's, of this machine; and what follows, as the pod says."""
-    programs = PROGRAMS[image_of(container)]
+def words_of(container: Json, instead: Mapping[str, Sequence[str]] = AS_IT_IS) -> tuple[list[str], list[str]]:
+    """The command line: our program for the image's, or another one instead; and what follows, as the pod says."""
+    programs = {**PROGRAMS[image_of(container)], **instead}
     words = [*(container.get("command") or ()), *(container.get("args") or ())]
     name = Path(words[0]).name if words else ""
     more = [] if image_of(container) == PLUGIN else [_KUBECONFIG]
@@ -164,7 +165,7 @@ class Program:
 
     def command(self, seen: Mapping[str, str]) -> list[str]:
         """What is run. Python and its environment may lie anywhere, also where the pod has a volume: /tmp."""
-        program, given = words_of(self._container)
+        program, given = words_of(self._container, self._ground.instead)
         return [*program, *(_expanded(self.outside(word), seen) for word in given)]
 
     def variables(self) -> dict[str, str]:

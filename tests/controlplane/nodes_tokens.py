@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,7 @@ class Ground:
     """What a node gives to its containers. root: its `/`; server, authority: of the API server.
 
     variables: every container has them. logs: a folder for their output. backoff_s: before the first restart, doubled
-    each time; a kubelet's is 10.
+    each time; a kubelet's is 10. instead: program -> the command that runs in its place, for tests that kill it.
     """
 
     node: str
@@ -32,6 +32,7 @@ class Ground:
     variables: Mapping[str, str]
     backoff_s: float = 10.0
     leashed: bool = True
+    instead: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class Token:

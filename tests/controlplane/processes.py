@@ -23,11 +23,11 @@ _STOP_S: Final = 10.0
 _POLL_S: Final = 0.02
 
 
-def until(look: Callable[[], bool], within_s: float) -> bool:
-    """Whether a look says yes within so many seconds; it is taken every 20 ms, and at least once."""
+def until(look: Callable[[], bool], within_s: float, every_s: float = _POLL_S) -> bool:
+    """Whether a look says yes within so many seconds; it is taken every 20 ms, or so often, and at least once."""
     asking = Retrying(
         retry=retry_if_result(lambda yes: not yes),
-        wait=wait_fixed(_POLL_S),
+        wait=wait_fixed(every_s),
         stop=stop_after_delay(within_s),
         retry_error_callback=lambda _: False,
     )

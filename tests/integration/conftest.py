@@ -13,6 +13,7 @@ from controlplane.building import NotBuiltError, found_programs
 from controlplane.clusters import Cluster
 from controlplane.processes import until
 from controlplane.running import ControlPlane
+from integration.crowds import Crowd, crowd_of, needs_of
 from integration.stage import Stage
 
 CRDS = Path(__file__).parents[2] / "crds"
@@ -59,10 +60,27 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("cluster")
     with Cluster(folder, programs=programs, **getattr(request.module, "CLUSTER", {})) as running:
         yield running
+    _kept_or_not(request, failed, folder)
+
+
+def _kept_or_not(request: pytest.FixtureRequest, failed: int, folder: Path) -> None:
+    """Name the folder of a cluster where a test failed since, and else clear it away."""
     if request.session.testsfailed > failed:
         sys.stderr.write(f"\nlogs of the cluster: {folder}\n")
     else:
         shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def crowd(
+    request: pytest.FixtureRequest, bare_programs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Crowd]:
+    """The selected stories of a module, under way; see `integration.crowds`."""
+    failed = request.session.testsfailed
+    folder = tmp_path_factory.mktemp("crowd")
+    with crowd_of(needs_of(request), folder, bare_programs) as under_way:
+        yield under_way
+    _kept_or_not(request, failed, folder)
 
 
 @pytest.fixture(scope="session")

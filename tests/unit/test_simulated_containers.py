@@ -161,11 +161,18 @@ def test_a_status_keeps_the_conditions_of_others_and_the_time_since_which_ours_h
     old = {"type": "Ready", "status": "True", "lastTransitionTime": "t1"}
     document = pod({"name": "main", "image": "x"}) | {"status": {"conditions": [theirs, old]}}
     running = {"main": ContainerState("running", ready=True, since="t2", container_id="c")}
-    status = status_of(document, "Running", running, "127.0.0.2", "t2")
+    status = status_of(document, "Running", running, "127.0.0.2", "t2", None)
     told = {c["type"]: c for c in status["conditions"]}
     assert told["DisruptionTarget"] == theirs
     assert told["Ready"] == old
-    ended = status_of(document, "Running", {"main": ContainerState("waiting", "CrashLoopBackOff")}, "", "t2")
+    ended = status_of(document, "Running", {"main": ContainerState("waiting", "CrashLoopBackOff")}, "", "t2", None)
     assert {c["type"]: c["status"] for c in ended["conditions"]}["Ready"] == "False"
+    assert {c["type"]: c for c in ended["conditions"]}["Ready"]["lastTransitionTime"] not in ("t1", "t2"), "as of now"
+    lagging = status_of(
+        document, "Running", running, "127.0.0.2", "t2", {"conditions": [{**old, "lastTransitionTime": "t9"}]}
+    )
+    assert {c["type"]: c for c in lagging["conditions"]}["Ready"]["lastTransitionTime"] == "t9", (
+        "as was sent, not as seen"
+    )
     assert not same_status(status, ended)
     assert same_status(status, {**status, "conditions": status["conditions"][::-1]})

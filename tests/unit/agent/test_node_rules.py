@@ -533,6 +533,22 @@ def test_a_ready_node_is_told_with_its_steps_its_counts_and_what_to_go_back_to()
     assert node.labels["migd.dev/mig-1g.6gb.count"] == "4"
 
 
+def test_a_change_writes_the_counts_of_a_node_once_and_not_at_each_step() -> None:
+    node = ToyNode([None])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})
+    assert node.run(600)
+    node.wish("bbbbbbbb", {0: ["2x2g.12gb"]})
+    shown = []
+    while not shown or shown[-1][0] != "ready" or len(shown) < 2:
+        node.step()
+        labels = {key: value for key, value in node.labels.items() if key.startswith("migd.dev/")}
+        told_now = (labels.pop("migd.dev/state"), labels)
+        shown += [told_now] if not shown or shown[-1] != told_now else []
+    before, after = {"migd.dev/mig-1g.6gb.count": "4"}, {"migd.dev/mig-2g.12gb.count": "2"}
+    assert [labels for state, labels in shown if state == "changing"] in ([before], [before, after])
+    assert shown[-1] == ("ready", after)
+
+
 def test_labels_of_what_is_no_more_are_taken_off_and_without_a_wish_all_of_them() -> None:
     node = ToyNode([None])
     node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})

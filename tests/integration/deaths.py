@@ -1,0 +1,192 @@
+"""Nodes whose agents die where a case says, one case after the other on each node, all nodes at the same time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from controlplane.api import Json
+from controlplane.clusters import Cluster
+from controlplane.deploying import applied
+from controlplane.nodes import SimNode
+from controlplane.nodes_styles import STYLES, Style, node_labels, plugin_manifests
+from integration.acting import (
+    HALF,
+    OFF,
+    PARTITIONS,
+    PLANS,
+    SMALL,
+    TAINT,
+    annotate,
+    apply,
+    eventually,
+    introduced,
+    labels,
+    partitions,
+    plan,
+    quiet,
+    ready,
+    taints,
+)
+from integration.dying import FOLDER, Point
+from integration.promises import Machines, Promise
+from staging import make, stranger
+
+from migd.mig.operations import SetMode
+
+PROGRAM: Final = (sys.executable, str(Path(__file__).with_name("dying.py")))
+GPU: Final = "a100-80gb"
+END_S: Final = 400.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One death. style: how the device plugin is installed there, "" for the usual way. node, turn: where and when.
+
+    change: what is wished in that turn: MIG on and cut, cut otherwise, or MIG off again.
+    """
+
+    style: str
+    node: int
+    turn: int
+    change: str
+    point: Point
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return f"{self.style or 'k'}{self.node}"
+
+    def __str__(self) -> str:
+        return f"{self.point.when}-{self.point.at}".replace(" ", "-")
+
+
+class Mortal:
+    """The nodes of these cases, under way."""
+
+    def __init__(self, cluster: Cluster, cases: Sequence[Case], pool: ThreadPoolExecutor) -> None:
+        self.cluster = cluster
+        self._ends: dict[Case, Future[None]] = {case: Future() for case in cases}
+        for name in {case.name for case in cases}:
+            pool.submit(self._play, [case for case in cases if case.name == name])
+
+    def end_of(self, case: Case) -> None:
+        """Wait for the end of a case; what went wrong is raised."""
+        self._ends[case].result(END_S)
+
+    def free(self) -> list[str]:
+        """The nodes with the usual device plugin, once all cases are over; their plans are gone."""
+        for case, end in self._ends.items():
+            if not case.style:
+                end.exception(END_S)
+        names = sorted({case.name for case in self._ends if not case.style})
+        for name in names:
+            self.cluster.plane.admin.delete(f"{PLANS}/{name}")
+        return names
+
+    def passed(self) -> set[str]:
+        """The gates that any agent passed."""
+        found = set()
+        for node in self.cluster.nodes.values():
+            lines = (_folder(node) / "passed").read_text().splitlines()
+            found |= {line.partition(" ")[2] for line in lines}
+        return found
+
+    def _play(self, cases: Sequence[Case]) -> None:
+        """All cases of one node, in order of turns; after one that failed the rest is not tried."""
+        failed: BaseException | None = None
+        for case in sorted(cases, key=lambda c: c.turn):
+            try:
+                assert failed is None, f"{case.name} failed in an earlier turn"
+                self._die(case)
+            except BaseException as error:
+                failed = error
+                self._ends[case].set_exception(error)
+            else:
+                self._ends[case].set_result(None)
+
+    def _die(self, case: Case) -> None:
+        cluster, name, node = self.cluster, case.name, self.cluster.nodes[case.name]
+        place, agent = _folder(node), cluster.agent(name)
+        promise, restarts = Promise(cluster, name, [name]), agent.restarts
+        (place / "died").unlink(missing_ok=True)
+        (place / "new").write_text(json.dumps(asdict(case.point)))
+        (place / "new").rename(place / "point")
+        if case.point.at == "ForgetRetry":
+            annotate(cluster, f"{PARTITIONS}/{partitions(cluster, name)[0]['metadata']['name']}", retry="now")
+        rule = OFF if case.change == "off" else HALF if case.change == "on" else _other(cluster, name)
+        generation = apply(cluster, plan(name, [name], rule, foreignInstances="Adopt"))
+        if case.point.at == "save Backing":
+            eventually(lambda: TAINT in taints(cluster, name), True)
+            annotate(cluster, f"/api/v1/nodes/{name}", hold="to back out")
+            eventually(lambda: taints(cluster, name), [])
+        eventually((place / "died").exists, True)
+        annotate(cluster, f"/api/v1/nodes/{name}", hold=None)
+        eventually(lambda: agent.restarts > restarts, True)
+        promise.said(generation)
+        ready(cluster, name)
+        promise.kept(crashed=True)
+        quiet(cluster, name)
+        offered = _offered(cluster, name)
+        eventually(lambda: {key: n for key, n in cluster.allocatable(name).items() if n}, offered)
+        eventually(lambda: labels(cluster, name).get("migd.dev/state"), "ready")
+
+
+@contextmanager
+def mortal_nodes(cases: Sequence[Case], usual: int, folder: Path, programs: Path) -> Iterator[Mortal]:
+    """A cluster with these nodes, and with the cases under way on them."""
+    instead = {"migd": PROGRAM}
+    names = [f"k{i}" for i in range(usual)]
+    with ExitStack() as stack:
+        cluster = Cluster(folder, names, spec=GPU, programs=programs, instead=instead, backoff_s=0.3)
+        stack.enter_context(cluster)
+        for style, name in {(case.style, case.name) for case in cases if case.style}:
+            cluster.nodes[name] = stack.enter_context(_styled(cluster, STYLES[style], name, instead))
+        introduced(cluster, *cluster.nodes)
+        pool = stack.enter_context(ThreadPoolExecutor(len(cluster.nodes)))
+        yield Mortal(cluster, cases, pool)
+
+
+def _styled(cluster: Cluster, style: Style, name: str, instead: Any) -> SimNode:
+    """A node with another kind of device plugin, cut in seven already."""
+    marks = {**node_labels(style, "mixed", GPU), "feature.node.kubernetes.io/pci-10de.present": "true", "plugin": name}
+    del marks["nvidia.com/gpu.present"]  # by which the usual plugin finds its nodes
+    documents = plugin_manifests(style, "mixed")
+    for document in documents:
+        if document["kind"] == "DaemonSet":
+            document["metadata"]["name"] = name
+            document["spec"]["template"]["spec"]["nodeSelector"] = {
+                **{key: value for key, value in style.selector.items() if key in marks},
+                "plugin": name,
+            }
+    node = SimNode(cluster.plane, name, cluster.roots / name, GPU, labels=marks, instead=instead, backoff_s=0.3)
+    with stranger(node.machine()) as gpus:
+        (gpu,) = gpus.look()
+        gpus.perform(SetMode(gpu.uuid, True))
+        make(gpus, gpus.look()[0], " ".join(f"1g@{at}" for at in range(7)))
+    applied(cluster.plane, documents, f"the device plugin of {name}")
+    return node
+
+
+def _other(cluster: Cluster, name: str) -> Json:
+    """Another way to cut a node's GPU than it is cut now."""
+    (cut,) = Machines.seen(cluster, [name]).cuts.values()
+    return HALF if cut.layout == "7×1g.10gb" else SMALL
+
+
+def _folder(node: SimNode) -> Path:
+    return node.machine_file.parent / FOLDER
+
+
+def _offered(cluster: Cluster, name: str) -> dict[str, int]:
+    """What a node's GPU should be advertised as; what is not there is left out."""
+    (cut,) = Machines.seen(cluster, [name]).cuts.values()
+    found = Counter(f"nvidia.com/mig-{instance.profile}" for instance in cut.instances.values())
+    return dict(found) if cut.mig else {"nvidia.com/gpu": 1}
