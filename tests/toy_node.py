@@ -139,6 +139,7 @@ class ToyNode:
         self.kubelet_answers = True
         self.refresh_fails = False
         self.clients_stay = False
+        self.denies: Cause | None = None
         self.daemons_owner = "DaemonSet"
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
         self.tie = itertools.count()
@@ -439,6 +440,8 @@ class ToyNode:
                 self.pass_time(effect.seconds, wake=True)
             case LookAgain():
                 self.now_s += 0.01
+            case ChangeNode() if self.denies is not None:
+                return self.denies
             case ChangeNode():
                 self._change(effect)
             case StopPlugin():

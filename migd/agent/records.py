@@ -144,7 +144,7 @@ class NodeWork:
     made; refresh: why not, refresh_tries: how often tried. nudges, nudged_s: how often the plugin was told to look
     again, and when last. unadvertised: why allocatable is not as expected; short_s: since when it differs, at rest.
     wedged_s: since when labels are paused by somebody who is not there. denied_s: the API server denied a change, and
-    is not asked again before. at_once: close first, then look: the machine
+    is not asked again before; denied: what it said. at_once: close first, then look: the machine
     was rebooted. before, after: layouts of the GPUs that the transaction changes, for people. accepted: the layouts
     that the node has from its last wish, to come back to after a reboot.
     """
@@ -170,6 +170,7 @@ class NodeWork:
     short_s: float | None = None
     wedged_s: float | None = None
     denied_s: float = 0.0
+    denied: Cause | None = None
     at_once: bool = False
     steps: tuple[StepTime, ...] = ()
     before: Mapping[str, str] = field(default_factory=dict)

@@ -163,6 +163,9 @@ def _transaction_in(body: dict[str, Any] | None) -> Transaction | None:
     )
 
 
+_CAUSES: Final = ("why", "refresh", "unadvertised", "denied")
+
+
 def _node_out(work: NodeWork | None) -> dict[str, Any] | None:
     if work is None:
         return None
@@ -177,13 +180,13 @@ def _node_out(work: NodeWork | None) -> dict[str, Any] | None:
 
 
 def _causes(work: NodeWork) -> dict[str, Cause | None]:
-    return {"why": work.why, "refresh": work.refresh, "unadvertised": work.unadvertised}
+    return {name: getattr(work, name) for name in _CAUSES}
 
 
 def _node_in(body: dict[str, Any] | None) -> NodeWork | None:
     if body is None:
         return None
-    causes = {name: Cause(**body[name]) if body[name] else None for name in ("why", "refresh", "unadvertised")}
+    causes = {name: Cause(**body[name]) if body.get(name) else None for name in _CAUSES}
     steps = tuple(StepTime(**step) for step in body["steps"])
     accepted = {uuid: layout for uuid, text in body["accepted"].items() if (layout := _layout_in(text)) is not None}
     if body["stage"] not in get_args(Stage):

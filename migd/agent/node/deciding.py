@@ -74,7 +74,7 @@ def answered(record: Record, effect: Acting, error: Cause | None, now_s: float) 
         case HangUp():  # one that a crash swallowed is not counted: it comes again at once, which is harmless
             return working(record, replace(work, nudges=work.nudges + 1, nudged_s=now_s))
         case ChangeNode() | StopPlugin() | ForgetRetry():
-            return record if error is None else _denied(record, error, now_s)
+            return _granted(record) if error is None else _denied(record, error, now_s)
     return record if error is None else deciding.failed(record, effect, error, now_s)
 
 
@@ -83,9 +83,14 @@ def needs_list(record: Record) -> bool:
     return work_of(record).stage in ("Settling", "Pausing")
 
 
+def _granted(record: Record) -> Record:
+    work = work_of(record)
+    return record if work.denied is None else working(record, replace(work, denied=None))
+
+
 def _denied(record: Record, error: Cause, now_s: float) -> Record:
     """Before anything was changed, a denied change is a reason to back out; later it is asked for again and again."""
-    work = replace(work_of(record), denied_s=now_s + DENIED_S)
+    work = replace(work_of(record), denied_s=now_s + DENIED_S, denied=error)
     if work.stage in ("Closing", "Settling", "Pausing"):
         return working(record, replace(work, stage="Backing", since_s=now_s, why=error, at_once=False))
     return working(record, work)

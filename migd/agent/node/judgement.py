@@ -8,7 +8,7 @@ from typing import Final, cast
 
 from migd.agent.driving import NEXT_COMMAND
 from migd.agent.node.advertising import differing
-from migd.agent.node.moments import Judged, View, work_of
+from migd.agent.node.moments import Judged, View, in_debt, work_of
 from migd.agent.node.turning import RETRY, held_of
 from migd.agent.records import AS_WISHED, Cause, NodeWork, Record, Stage
 from migd.kube.stored import Stored
@@ -88,6 +88,8 @@ def _phase(record: Record, view: View, judged: Judged, partition: Stored[Partiti
         return _waiting(work, judged, now.uuid)
     if outcome is None:
         return "Pending", Cause("Waiting", "the next attempt begins")
+    if work.denied is not None and in_debt(view):
+        return "Blocked", work.denied
     return _at_rest(work, view, judged, now.uuid, desired.drift)
 
 
@@ -105,7 +107,7 @@ def _moving(record: Record, work: NodeWork, uuid: str) -> tuple[Phase, Cause] | 
         message = (
             work.why.message if work.stage == "Backing" and work.why else "the node is closed and its GPU clients pause"
         )
-        return "Draining", Cause("Waiting", message)
+        return "Draining", work.denied or Cause("Waiting", message)
     if work.stage in _CHANGING:
         transaction = record.gpu(uuid).transaction
         if transaction is not None and transaction.back:
@@ -113,7 +115,7 @@ def _moving(record: Record, work: NodeWork, uuid: str) -> tuple[Phase, Cause] | 
             return "RollingBack", cause
         return "Changing", Cause("Waiting", "the GPUs of this node are being changed")
     if work.stage in _SHOWING:
-        return "Verifying", Cause("Waiting", "the kubelet is to show what is there now")
+        return "Verifying", work.denied or Cause("Waiting", "the kubelet is to show what is there now")
     return None
 
 

@@ -693,3 +693,33 @@ def test_a_record_without_a_nodes_part_is_taken_up() -> None:
     node.wish("aaaaaaaa", {0: ONE_G})
     assert node.run(600)
     assert node.phases() == ["Ready"]
+
+
+# --- an API server that denies ---
+
+
+def test_a_node_that_may_not_be_opened_again_says_why_it_stays_closed() -> None:
+    """It said that the kubelet was waited for, and at rest that all was ready, while no pod could land there."""
+    node = ready("Helm")
+    node.wish("bbbbbbbb", {0: TWO_G, 1: ONE_G})
+    until_stage(node, "Opening")
+    denial = Cause("NoPermission", "the API server does not let the agent open the node: 403")
+    node.denies = denial
+    node.run(60)
+    assert node.closed
+    assert node.phases() == ["Verifying", "Verifying"]
+    assert node.reasons() == ["NoPermission", "NoPermission"]
+    assert node.partitions["gpu-0"].value.status.message == denial.message
+    node.denies = None
+    node.run(600)
+    assert node.phases() == ["Ready", "Ready"]
+    assert node.untouched()
+    node.annotations[OWED] = "{}"  # somebody's
+    node.denies = denial
+    node.run(60)
+    assert (node.phases(), node.reasons()[0]) == (["Blocked", "Blocked"], "NoPermission")
+    node.denies = None
+    node.run(600)
+    assert node.phases() == ["Ready", "Ready"]
+    assert node.record.node is not None
+    assert node.record.node.denied is None
