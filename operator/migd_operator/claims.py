@@ -65,6 +65,20 @@ class NodeWish:
         """Whether there is anything to do on the hardware."""
         return any(c.judged is not None and c.judged.changes for c in self.wished)
 
+    @property
+    def carried(self) -> frozenset[str]:
+        """The names of the plans that its GPUs have a wish of: those that it had its last turn from."""
+        return frozenset(d.plan.name for c in self.claims if (d := c.partition.spec.desired) is not None)
+
+    @property
+    def clear(self) -> bool:
+        """Whether something could be begun there now, by what its agent tells of its GPUs.
+
+        As the agent has it: a GPU in use keeps its whole node waiting; what else is in the way of one stops no other.
+        """
+        reasons = {c.judged.reason for c in self.wished if c.judged is not None and c.judged.changes}
+        return "InUse" not in reasons and (None in reasons or not reasons)
+
 
 def node_wish(
     node: NodeFacts,

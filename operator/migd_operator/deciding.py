@@ -168,6 +168,10 @@ def _wanted(claim: Claim, turn: Turn, before: SpecWrite, uids: frozenset[str]) -
     if turn.act in ("Give", "Keep") and claim.desired is not None:
         return SpecWrite(before.partition, claim.desired, wish.turn)
     gone = before.desired is not None and before.desired.plan.uid not in uids
+    if not claim.plans and turn.progress.inside and not gone:
+        return SpecWrite(
+            before.partition, before.desired, None
+        )  # it says in whose limit the node counts until it is out
     if not claim.plans or gone:
         return SpecWrite(before.partition, None, None)
     if turn.act == "Take" and wish.turn is not None and not turn.progress.given and _settled(turn):

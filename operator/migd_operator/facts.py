@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
+from migd.kube.owed import OWED
 from migd.plans.partitions import Partition
 from migd.plans.plan import LabelSelector, Plan
 from migd.plans.statuses import PlanStatus
@@ -50,6 +51,11 @@ class NodeFacts:
     def held(self) -> bool:
         """Somebody says hands off."""
         return HOLD in self.annotations
+
+    @property
+    def closed(self) -> bool:
+        """Its agent has closed it, or has not yet given back all of what that changed."""
+        return OWED in self.annotations
 
     @property
     def single_strategy(self) -> bool:

@@ -182,10 +182,12 @@ def _said(plan: PlanFacts, shares: Sequence[Share], states: Sequence[str], stop:
         )
     trouble = refused or _trouble(shares)
     waits = [s for s in shares if s.turn.why is not None and s.turn.why.reason in _PASSING]
+    if _silent(shares):  # it keeps its place, so who only waits for room waits for its agent
+        waits = [s for s in waits if not s.turn.no_room]
     failed = "failed" in states and plan.plan.spec.rollout.pause_on_failure
     moving = "changing" in states or any(s.turn.act == "Give" for s in shares)
     going = moving or (not stop and not failed and bool(waits))
-    message = "; ".join(part for part in (number, _skipped(shares)) if part)
+    message = "; ".join(part for part in (number, _idling(shares), _skipped(shares)) if part)
     stopped = (stop.reason, stop.message) if stop else trouble or ("Waiting", message)
     why = trouble or stopped
     return (
@@ -205,6 +207,25 @@ def _skipped(shares: Sequence[Share]) -> str:
         return ""
     more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     return "skipped: " + ", ".join(f"{why.message}" for _, why in found[:_LISTED]) + more
+
+
+def _idling(shares: Sequence[Share]) -> str:
+    """The nodes that wait for what is in use. By whom changes all the time, and is told of the GPUs."""
+    found = [
+        s.node.name
+        for s in shares
+        if s.turn.progress.given and any(c.partition.status.phase == "WaitingForIdle" for c in s.claims)
+    ]
+    if not found:
+        return ""
+    more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+    return f"in use on {', '.join(found[:_LISTED])}{more}: kubectl get gpart -o wide says by whom"
+
+
+def _silent(shares: Sequence[Share]) -> str:
+    """A node whose agent fell silent in its turn, before all was as wished; "" where there is none."""
+    found = (s for s in shares if s.node.silent and s.turn.progress.given)
+    return next((s.node.name for s in found if not all(as_wished(s.turn, c) for c in s.claims)), "")
 
 
 def _where(share: Share, claim: Claim) -> str:
@@ -232,6 +253,9 @@ def _trouble(shares: Sequence[Share]) -> tuple[Reason, str] | None:
                 if share.turn.progress.given and claim.desired is not None and claim.partition.status.phase in bad:
                     reason = _reason_of(claim.partition)
                     return reason, f"{_where(share, claim)}: {claim.partition.status.message or reason}"
+    silent = _silent(shares)
+    if silent:
+        return "AgentSilent", f"the agent of node {silent} fell silent in the node's turn: look at its pod and the node"
     for share in shares:
         for claim in share.claims:
             if claim.left is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from migd.plans.partitions import Partition
@@ -16,6 +17,9 @@ COMMITTED: Final = frozenset({"Changing", "Verifying", "RollingBack"})
 """After the first effect on hardware: such a node finishes, whatever is decided meanwhile."""
 _BROKEN: Final = frozenset({"Failed", "Held"})
 _STUCK: Final = frozenset({"Blocked", "RebootRequired"})
+_MET: Final = "at its last turn this was in the way: "
+_FORGOTTEN: Final = timedelta(minutes=30)
+"""So long a node counts as in the way for what no look at its status shows; the agent's longest pause is no shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +27,18 @@ class Progress:
     """How far one node is.
 
     given: all its wished GPUs carry exactly this wish and turn. used: the rollout has it closed, or it failed, or it
-    may close at any time. committed: hardware is being changed, so nothing may be taken back.
-    broke: it failed at a wish before this one; it has a place in the rollout already.
+    may close at any time. counts: the plans, by name, in whose limits it does while it is used. committed: hardware is
+    being changed, so nothing may be taken back. inside: it may be closed for a turn that is not, or not only, for this
+    wish. broke: it failed at a wish before this one; it has a place in the rollout already.
     """
 
     wish: NodeWish
     state: State
     given: bool
     used: bool
+    counts: frozenset[str]
     committed: bool
+    inside: bool
     broke: bool = False
 
 
@@ -39,13 +46,60 @@ class Progress:
 class Turn:
     """What becomes of a node's turn: Keep it, Give it one, Take it back; or Leave all as it is, since it must finish.
 
-    why: what keeps it from a turn; no_room: only the number of nodes does.
+    why: what keeps it from a turn.
     """
 
     progress: Progress
     act: Literal["Keep", "Give", "Take", "Leave"]
     why: Left | None = None
-    no_room: bool = False
+
+
+@dataclass(slots=True)
+class _Room:
+    """What is left of each plan's limit while turns are given out, by plan; below 0 where too many are used.
+
+    leaving: how many of the used nodes are on their way out, since their turn was taken back.
+    blocked: nodes, by name, that have a turn which they cannot use now: they make room for one that could.
+    """
+
+    free: dict[str, int]
+    leaving: Counter[str]
+    blocked: dict[str, Progress]
+
+    def fits(self, one: Progress) -> bool:
+        """Whether a node may start now. One that is used already has its place."""
+        least = 0 if one.used else 1
+        return all(self.free[plan.name] >= least for plan in one.wish.plans)
+
+    def give(self, one: Progress) -> None:
+        """Count a node that starts."""
+        for plan in one.wish.plans:
+            self.free[plan.name] -= not one.used
+        for name in one.counts:
+            self.leaving[name] -= _leaving(one)
+
+    def promise(self, one: Progress) -> tuple[Progress, ...]:
+        """Keep the room for a node that could start as soon as others are out; the blocked nodes that must go for it.
+
+        Nothing is kept, and nobody goes, where it still could not start then. What is kept goes to no other: a blocked
+        node that got it back would have to make room again.
+        """
+        names = [plan.name for plan in one.wish.plans]
+        coming = {name: self.free[name] + self.leaving[name] for name in names}
+        going: list[Progress] = []
+        for name in names:
+            for other in self.blocked.values():
+                if coming[name] < 1 and name in other.counts and other not in going:
+                    going.append(other)
+                    coming = {n: left + (n in other.counts) for n, left in coming.items()}
+        if min(coming.values()) < 1:
+            return ()
+        for other in going:
+            del self.blocked[other.wish.node.name]
+            self.leaving.update(other.counts)
+        for name in names:
+            self.free[name] -= 1
+        return tuple(going)
 
 
 def progress_of(wish: NodeWish) -> Progress:
@@ -56,28 +110,34 @@ def progress_of(wish: NodeWish) -> Progress:
     given = wish.turn is not None and all(
         c.partition.spec.desired == c.desired and c.partition.spec.assignment == wish.turn for c in wish.wished
     )
+    names = frozenset(plan.name for plan in wish.plans)
+    silent = wish.node.silent
+    loose = [c.partition for c in wish.claims if not given or c.desired is None]
+    inside = (wish.node.closed and not given) or any(_under_way(p, silent) for p in loose)
+    every_plan = names | wish.carried | {plan.name for c in wish.claims for plan in c.plans}
+    counts = every_plan if inside else names
     if not given:
         broke = any(p.status.phase in _BROKEN for p in wished)
-        used = broke or any(_under_way(p, wish.node.silent) for p in every)
-        return Progress(wish, _or_unknown(wish, "Changing" if committed else "Waiting"), False, used, committed, broke)
+        state = _or_unknown(wish, "Changing" if committed else "Waiting")
+        return Progress(wish, state, False, broke or inside, counts, committed, inside, broke)
     state = _answered(wished)
     # a silent node that was given a turn may be closed still, so it is used until it is known to be ready
-    return Progress(wish, _or_unknown(wish, state), True, state != "Ready", committed)
+    used = state != "Ready" or inside or wish.node.closed
+    return Progress(wish, _or_unknown(wish, state), True, used, counts, committed, inside)
 
 
 def _under_way(partition: Partition, silent: bool) -> bool:
-    """Whether a change that is not wanted so any more may still have the node closed.
+    """Whether a turn that is not wanted so any more may still have the node closed.
 
-    An agent that lives and has not answered yet may have read what was taken back, whatever it said before. One that
-    is silent starts nothing; what it said last of what it was at still holds.
+    An agent that has not answered may have begun what it was told before. One that is silent begins nothing.
     """
     phase = partition.status.phase
-    unanswered = partition.status.observed_generation != partition.generation
     if phase == "Draining" or phase in COMMITTED:
         return True
-    if unanswered and not silent and phase is not None:
-        return True
-    return phase in MOVING | _STUCK and (partition.spec.assignment is not None or unanswered)
+    unanswered = partition.status.observed_generation != partition.generation
+    if phase in MOVING | _STUCK:
+        return partition.spec.assignment is not None or unanswered
+    return unanswered and phase is not None and not silent
 
 
 def _or_unknown(wish: NodeWish, state: State) -> State:
@@ -147,10 +207,6 @@ def give_turns(found: Sequence[Progress], stops: Mapping[str, Left], now: dateti
         for plan in one.wish.plans:
             of_plan.setdefault(plan.name, []).append(one)
     plans = {plan.name: plan for one in ordered for plan in one.wish.plans}
-    room = {
-        name: limit_of(plans[name].plan.spec.rollout.max_unavailable, len(nodes)) - sum(n.used for n in nodes)
-        for name, nodes in of_plan.items()
-    }
     failed = {
         name: next((n.wish.node.name for n in nodes if n.given and n.state == "Failed"), None)
         for name, nodes in of_plan.items()
@@ -159,25 +215,48 @@ def give_turns(found: Sequence[Progress], stops: Mapping[str, Left], now: dateti
     turns: dict[str, Turn] = {}
     queue: list[Progress] = []
     for one in ordered:
-        turn = _settled(one, stops)
+        turn = _settled(one, stops, of_plan.keys())
         if turn is None:
             queue.append(one)
         else:
             turns[one.wish.node.name] = turn
-    for one in sorted(queue, key=lambda p: (not p.broke, not p.used, _waits_since(p.wish, now), p.wish.node.name)):
-        names = [plan.name for plan in one.wish.plans]
-        stopped = _stopped(names, failed)
-        why = stopped or _no_room(one, names, room)
-        turns[one.wish.node.name] = Turn(one, "Give" if why is None else "Take", why, why is not None and not stopped)
-        if why is None and not one.used:
-            for name in names:
-                room[name] -= 1
-    _rotate(turns)
+    taken = Counter(name for one in ordered if one.used for name in one.counts)
+    room = _Room(
+        free={
+            name: limit_of(plans[name].plan.spec.rollout.max_unavailable, len(nodes)) - taken[name]
+            for name, nodes in of_plan.items()
+        },
+        leaving=Counter(name for one in ordered if _leaving(one) for name in one.counts),
+        blocked={name: turn.progress for name, turn in turns.items() if _in_the_way(turn)},
+    )
+    for one in sorted(queue, key=lambda p: _order(p, now)):
+        name = one.wish.node.name
+        why = _stopped([plan.name for plan in one.wish.plans], failed)
+        if why is not None:
+            turns[name] = Turn(one, "Take", why)
+        elif room.fits(one):
+            room.give(one)
+            turns[name] = Turn(one, "Give")
+        else:
+            turns[name] = Turn(one, "Take", _met(one.wish, now) or _no_room(one, room.free))
+            if _able(one.wish, now) and not one.used:
+                for other in room.promise(one):
+                    turns[other.wish.node.name] = Turn(other, "Take", _meets(other.wish))
     return turns
 
 
-def _settled(one: Progress, stops: Mapping[str, Left]) -> Turn | None:
-    """The turn of a node that has one, needs none or cannot have one; None for one that queues."""
+def _order(one: Progress, now: datetime) -> tuple[bool, bool, bool, bool, datetime, str]:
+    """Who comes first: nodes that failed or are under way, then those that could go, then those that waited longest."""
+    there = one.used and _carries(one.wish)
+    return (not one.broke, not there, not _able(one.wish, now), not one.used, *_since(one.wish, now))
+
+
+def _settled(one: Progress, stops: Mapping[str, Left], at_it: Set[str]) -> Turn | None:
+    """The turn of a node that has one, needs none or cannot have one; None for one that queues.
+
+    at_it: the plans, by name, that have nodes. A turn from other plans than before comes once the agent is out of the
+    one before: until then the node counts in those plans by the wish that it carries.
+    """
     stop = next((stops[p.name] for p in one.wish.plans if p.name in stops), None)
     if one.committed:
         return Turn(
@@ -199,6 +278,9 @@ def _settled(one: Progress, stops: Mapping[str, Left]) -> Turn | None:
         name = one.wish.node.name
         why = f"the agent of node {name} has not been heard since the operator started; it renews once a minute"
         return Turn(one, "Take", Left("Waiting", why))
+    before = sorted((one.wish.carried & at_it) - {plan.name for plan in one.wish.plans}) if one.inside else []
+    if before:
+        return Turn(one, "Take", Left("Waiting", f"it comes out of its turn in plan {before[0]} first"))
     if not one.wish.changes and not one.broke:
         return Turn(one, "Give")  # nothing is disturbed, so it needs no room
     return None
@@ -212,31 +294,51 @@ def _stopped(names: Sequence[str], failed: Mapping[str, str | None]) -> Left | N
     return None
 
 
-def _no_room(one: Progress, names: Sequence[str], room: Mapping[str, int]) -> Left | None:
-    if one.used and all(room[name] >= 0 for name in names):
-        return None  # it has its place already
-    for name in names:
-        if room[name] <= 0:
-            return Left("Waiting", f"it is not this node's turn in plan {name} (rollout.maxUnavailable)")
+def _no_room(one: Progress, free: Mapping[str, int]) -> Left:
+    name = min(one.wish.plans, key=lambda plan: (free[plan.name], plan.name)).name
+    return Left("Waiting", f"it is not this node's turn in plan {name} (rollout.maxUnavailable)")
+
+
+def _in_the_way(turn: Turn) -> bool:
+    """Whether a node has a turn that it cannot use now, so that it must not stop a rollout."""
+    one = turn.progress
+    return turn.act == "Keep" and one.state == "Blocked" and not _reboots(one.wish)
+
+
+def _leaving(one: Progress) -> bool:
+    """Whether a node's turn was taken back, and its agent will soon have answered."""
+    out = one.given or one.committed or one.broke or one.wish.node.silent
+    return one.used and not out and not _carries(one.wish)
+
+
+def _carries(wish: NodeWish) -> bool:
+    """Whether a turn is there, be it of this wish or of another."""
+    return any(c.partition.spec.assignment is not None for c in wish.claims)
+
+
+def _able(wish: NodeWish, now: datetime) -> bool:
+    """Whether a node could start, as far as is known before it has its turn."""
+    return wish.clear and _met(wish, now) is None
+
+
+def _meets(wish: NodeWish) -> Left:
+    """Why a blocked node's turn is taken back. What its status shows at all times need not be remembered."""
+    shown = not wish.clear or any(c.partition.status.reason in ("InUse", "NeverIdle") for c in wish.wished)
+    said = next((c.partition.status for c in wish.wished if c.partition.status.phase == "Blocked"), None)
+    if shown or said is None:
+        return Left("Waiting", "something was in the way; it waits for its next turn")
+    return Left("Waiting", f"{_MET}{said.message or said.reason}")
+
+
+def _met(wish: NodeWish, now: datetime) -> Left | None:
+    """What was in a node's way at its last turn for this very wish, where nothing but a turn would show it again."""
+    for claim in wish.wished:
+        said = claim.partition.says("Assigned")
+        if said is None or said.status != "False" or not said.message.startswith(_MET):
+            continue
+        if claim.partition.spec.desired == claim.desired and now - said.last_transition_time < _FORGOTTEN:
+            return Left("Waiting", said.message)
     return None
-
-
-def _rotate(turns: dict[str, Turn]) -> None:
-    """Take a blocked node's turn where another waits for room; that one starts once the node is known to be out.
-
-    Without this a node that is never idle would stop a rollout; and without waiting it could close beside the other.
-    """
-    blocked = {
-        name: turn.progress
-        for name, turn in turns.items()
-        if turn.act == "Keep" and turn.progress.state == "Blocked" and not _reboots(turn.progress.wish)
-    }
-    for waiting in [t for t in turns.values() if t.no_room]:
-        names = {p.name for p in waiting.progress.wish.plans}
-        name = next((n for n, one in blocked.items() if any(p.name in names for p in one.wish.plans)), None)
-        if name is not None:
-            why = Left("Waiting", "something was in the way; it waits for its next turn")
-            turns[name] = Turn(blocked.pop(name), "Take", why)
 
 
 def _reboots(wish: NodeWish) -> bool:
@@ -244,7 +346,8 @@ def _reboots(wish: NodeWish) -> bool:
     return any(c.partition.status.phase == "RebootRequired" for c in wish.wished)
 
 
-def _waits_since(wish: NodeWish, now: datetime) -> datetime:
+def _since(wish: NodeWish, now: datetime) -> tuple[datetime, str]:
     """Since when the node has waited: those that waited longest come first, one that lost its turn comes last."""
     said = [c.partition.says("Assigned") for c in wish.wished]
-    return max((s.last_transition_time for s in said if s is not None and s.status == "False"), default=now)
+    since = max((s.last_transition_time for s in said if s is not None and s.status == "False"), default=now)
+    return since, wish.node.name

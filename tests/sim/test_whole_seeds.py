@@ -76,7 +76,7 @@ def test_the_stories_reach_every_effect_fault_phase_and_step():
 
 @pytest.mark.parametrize("batch", range(10))
 def test_no_pod_dies_of_a_pause_however_many_arrive(batch: int):
-    """Jobs come and go on instances that stay, within the moment in which the scheduler still binds to a closed node."""
+    """Jobs come and go on instances that stay, also while the scheduler still binds to a node that is just closed."""
     small, half = {"profile": "1g.6gb", "count": 2}, {"profile": "2g.12gb", "count": 1}
     jobs = Workload("busy", {"nvidia.com/mig-1g.6gb": 1}, 2, (0.3, 3.0), (0.01, 0.2), idle=True)
     every = {"gpus": {"all": True}}

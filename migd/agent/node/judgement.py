@@ -124,8 +124,16 @@ def _waiting(work: NodeWork, judged: Judged, uuid: str) -> tuple[Phase, Cause]:
     if why.reason not in ("InUse", "NeverIdle"):
         return "Blocked", why
     blocked = judged.plans[uuid].blocked if uuid in judged.plans else None
-    message = blocked.message if blocked is not None else why.message or "another GPU of this node is in use"
+    message = blocked.message if blocked is not None else why.message or _in_use_elsewhere(judged)
     return "WaitingForIdle" if why.reason == "InUse" else "Blocked", Cause(why.reason, message)
+
+
+def _in_use_elsewhere(judged: Judged) -> str:
+    """Which GPU of the node this one waits for: they change together, so all that must go has to be idle at once."""
+    plan = next((judged.plans[uuid] for uuid in judged.busy), None)
+    if plan is None or plan.blocked is None:
+        return "another GPU of this node is in use"
+    return f"it waits for GPU {plan.index} of this node: {plan.blocked.message}"
 
 
 def _at_rest(work: NodeWork, view: View, judged: Judged, uuid: str, drift: str) -> tuple[Phase, Cause]:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import pynvml
-from fleet import OPERATOR, Fleet, plan
+from fleet import Fleet, plan
+from processes import OPERATOR
 
 from migd.sim.cluster_faults import NONE, Chances, Faults, Trouble, WatchTrouble
 from migd.sim.errors import SimulatedCrash, SimulationError
@@ -23,6 +24,7 @@ _READS: Final = ("nvmlDeviceGetMigMode", "nvmlDeviceGetGpuInstances", "nvmlDevic
 _ERRORS: Final = (999, 999, 10, 15, 19)
 CALM_S: Final = 30.0
 """So long after the last act its faults may still strike."""
+_DISTURBING: Final = frozenset({"kubelet restart", "plugin crashes", "gpu lost", "xid", "reload", "drift"})
 _HOLD: Final = "migd.dev/hold"
 
 
@@ -85,8 +87,11 @@ class Strikes:
 class Acting:
     """Carries out the acts of a tale. done: what was really done. strange: nodes where others changed GPUs."""
 
-    def __init__(self, tale: Tale, fleet: Fleet, weather: Weather, strikes: Strikes) -> None:
+    def __init__(
+        self, tale: Tale, fleet: Fleet, weather: Weather, strikes: Strikes, disturbs: Callable[[str], None]
+    ) -> None:
         self.tale, self.fleet, self.cluster = tale, fleet, fleet.cluster
+        self._disturbs = disturbs
         self.weather, self.strikes = weather, strikes
         self.done: set[str] = set()
         self.gone: set[str] = set()
@@ -102,6 +107,8 @@ class Acting:
         self.cluster.stage.say("story", f"{one.what} ({node.name})")
         getattr(self, "_" + one.what.replace(" ", "_").replace("-", "_"))(dice, node)
         self.done.add(one.what)
+        if one.what in _DISTURBING:
+            self._disturbs(node.name)
 
     def calm(self, dice: random.Random) -> None:
         """Nobody interferes any more; what is gone for good stays gone, and what an admin set stays set."""

@@ -135,8 +135,10 @@ def _true(fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, Any],
     match one.status.reason:
         case "InUse" | "NeverIdle":
             return held or _unpaused(fleet, node)
-        case "Infeasible":
+        case "Infeasible" | "UnknownProfile":
             return _cannot_be(one)
+        case "Conflict":
+            return bool(fleet.plan("rival"))
         case "Held":
             return HOLD in annotations or HOLD in one.annotations or _holds(one)
         case "ForeignOwner":
@@ -145,7 +147,7 @@ def _true(fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, Any],
             desired = one.spec.desired
             return desired is not None and (
                 (bool(gpu.there) and desired.foreign_instances == "Refuse")
-                or (desired.drift == "Observe" and "drift" in acting.done)
+                or (desired.drift == "Observe" and bool({"drift", "reload", "reboot"} & acting.done))
             )
         case "GPUUnhealthy":
             return gpu.lost or "xid" in fleet.cluster.log[-1] or bool(one.status.board and one.status.board.trouble)

@@ -55,7 +55,7 @@ async def _play(story: Tale) -> Played:
         policy=watching.policy,
     )
     watching.begin(fleet)
-    acting = Acting(story, fleet, weather, strikes)
+    acting = Acting(story, fleet, weather, strikes, watching.disturb)
     wrong: list[str] = []
     try:
         async with asyncio.timeout(4 * 3600):
@@ -88,7 +88,7 @@ async def _told(story: Tale, fleet: Fleet, watching: Watching, acting: Acting) -
     at = len(fleet.cluster.cluster.requests)
     await asyncio.sleep(REST_S if story.seed % 4 == 0 else REST_S / 10)
     fleet.check()
-    if _at_rest(fleet):
+    if _at_rest(fleet) and not acting.odd:
         wrong += [
             f"at rest {r.user} writes {r.resource} {r.name}" for r in fleet.cluster.cluster.requests[at:] if _ours(r)
         ]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from fleet import NAMESPACE, Fleet
+from fleet import Fleet
 
 from migd.agent.node.looking import AgentPorts
 from migd.agent.ports import Gpus, Reset
@@ -24,6 +24,7 @@ from migd.sim.cluster_kinds import SimKind
 from migd.sim.cluster_store import Happened
 from migd.sim.node_documents import node_of, wants_of
 from migd.sim.node_world import SimNode
+from migd_operator.reconciling import NAMESPACE
 from whole.truth import GpuTruth, truth
 
 SETTLED_S: Final = 5.0
@@ -61,6 +62,13 @@ class Watching:
         self.fleet = fleet
         self.cluster = fleet.cluster
         self.cluster.cluster.listen(self._happened)
+        self.cluster.on_power(lambda name, _on: self.disturb(name, power=True))
+
+    def disturb(self, node: str, power: bool = False) -> None:
+        """A node's kubelet, device plugin or power goes: pods may die of that for a while."""
+        self.disturbed_s[node] = self.now_s()
+        if power:
+            self.disturbed_s[f"power {node}"] = self.now_s()
 
     def now_s(self) -> float:
         return self.cluster.stage.now_s()

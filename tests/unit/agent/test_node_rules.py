@@ -499,6 +499,16 @@ def test_the_status_says_what_the_gpu_is_and_who_holds_it() -> None:
     assert {c.observed_generation for c in status.conditions} == {node.partitions["gpu-0"].generation}
 
 
+def test_a_gpu_that_waits_for_another_one_says_for_which() -> None:
+    node = ToyNode(["1g@0 1g@1", "1g@0 1g@1"])
+    node.own_by_hand()
+    node.gpus[1].used = set(made("1g@1"))
+    node.wish("aaaaaaaa", {0: ["1x4g.24gb"], 1: ["1x4g.24gb"]})
+    node.run(60)
+    message = node.partitions["gpu-0"].value.status.message
+    assert message.startswith("it waits for GPU 1 of this node: in use: 1g.6gb@1 by pid 4242")
+
+
 def test_a_ready_node_is_told_with_its_steps_its_counts_and_what_to_go_back_to() -> None:
     node = ToyNode([None])
     node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})

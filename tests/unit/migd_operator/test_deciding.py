@@ -401,3 +401,25 @@ def test_without_an_answer_from_anybody_writing_comes_to_an_end(data: st.DataObj
         spec["paused"] = data.draw(st.booleans())
         edited = replace(plan("a", generation=generation, **spec), status=found.plans[0].status)
         found = replace(found, plans=(edited, *found.plans[1:]))
+
+
+def test_a_plan_that_waits_for_what_is_in_use_says_on_which_nodes():
+    nodes = [node(f"n{k}") for k in range(8)]
+    begun = turn(fleet([plan(rollout={"maxUnavailable": 7})], nodes, [gpu(f"n{k}") for k in range(8)]))
+    waiting = agents(begun, lambda name: "Draining" if name == "n0" else "WaitingForIdle")
+    after = turn(waiting)
+    progressing = next(c for c in after.plans[0].status.conditions if c.type == "Progressing")
+    assert (progressing.status, progressing.reason) == ("True", "Waiting")
+    assert "in use on n1, n2, n3, n4, n5 and 1 more: kubectl get gpart -o wide says by whom" in progressing.message
+    assert "in use on" not in next(c.message for c in settled(after).plans[0].status.conditions if c.type == "Ready")
+
+
+def test_a_plan_whose_node_went_silent_in_its_turn_says_so():
+    begun = agents(turn(fleet([plan()], [node("n1"), node("n2")], [gpu("n1"), gpu("n2")])), lambda name: "Changing")
+    silent = turn(replace(begun, nodes=(node("n1", agent="silent"), node("n2"))))
+    assert said(silent, "Ready") == ("False", "AgentSilent")
+    assert said(silent, "Progressing") == ("False", "AgentSilent")
+    assert said(silent, "Stalled") == ("True", "AgentSilent")
+    assert "node n1" in silent.plans[0].status.message
+    back = settled(replace(silent, nodes=(node("n1"), node("n2"))))
+    assert said(back, "Ready") == ("True", "AsWished")

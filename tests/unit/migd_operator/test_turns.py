@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -12,17 +13,21 @@ from hypothesis import strategies as st
 from unit.migd_operator.fleets import (
     HALVES,
     agents,
+    answered,
     assigned,
     fleet,
     gpu,
     node,
     plan,
+    remade,
     said,
     settled,
     started,
     turn,
 )
 
+from migd.plans.partitions import Partition
+from migd_operator.deciding import decide
 from migd_operator.facts import Fleet
 from migd_operator.turns import limit_of
 
@@ -151,6 +156,152 @@ def test_a_node_that_is_held_while_it_changes_keeps_its_place_until_it_is_out(ph
     assert started(turn(found)) == {first}
     out = turn(agents(turn(found), lambda n: "Blocked" if n == first else "Ready"))
     assert started(turn(agents(out, lambda _: "Blocked"))) == set(names) - {first}
+
+
+def held_up(name: str, why: str | None) -> Partition:
+    """A GPU of a node, and what is in its way: nothing, what its status shows, or what no status shows."""
+    busy = ("7g.80gb@0",) if why == "InUse" else ()
+    return gpu(name, layout="7g.80gb", busy=busy, foreign=why == "ForeignInstances")
+
+
+def blocking(found: Fleet, why: Mapping[str, str | None]) -> Fleet:
+    """The fleet after each agent has acted once: those in whose way something is say Blocked, and what it is."""
+    after = agents(found, lambda name: "Blocked" if why[name] else "Ready")
+    partitions = []
+    for one in after.partitions:
+        cause = why[one.spec.node_name] or ""
+        cause = cause if one.status.phase == "Blocked" else ""
+        said = one.status.model_copy(update={"reason": cause, "message": cause and f"{cause} is in the way"})
+        partitions.append(remade(one, status=said))
+    return replace(after, partitions=tuple(partitions))
+
+
+def at_rest(found: Fleet, why: Mapping[str, str | None], limit: int, rounds: int = 60) -> Fleet:
+    """The fleet once neither decisions nor agents change anything; never more at it than allowed on the way."""
+    for _ in range(rounds):
+        after = turn(found)
+        ready = {p.spec.node_name for p in after.partitions if p.status.phase == "Ready"}
+        assert len(started(after) - ready) <= limit
+        after = blocking(after, why)
+        if decide(after).at_rest:
+            return after
+        found = replace(after, now=after.now + timedelta(seconds=1))
+    raise AssertionError("it does not come to rest")
+
+
+def done(found: Fleet) -> set[str]:
+    return {p.spec.node_name for p in found.partitions if p.status.phase == "Ready"}
+
+
+WHY = ["ForeignInstances", "InUse", "MPSInUse"]
+
+
+@pytest.mark.parametrize("first", WHY)
+@pytest.mark.parametrize("second", WHY)
+def test_two_nodes_that_are_both_in_the_way_come_to_rest(first: str, second: str):
+    why: dict[str, str | None] = {"a": first, "b": second}
+    found = at_rest(fleet([plan()], [node(n) for n in why], [held_up(n, why[n]) for n in why]), why, 1)
+    assert len(started(found)) == 1
+    later = replace(found, now=found.now + timedelta(minutes=5))
+    assert decide(later).at_rest
+
+
+@pytest.mark.parametrize("first", WHY)
+@pytest.mark.parametrize("second", ["ForeignInstances", "InUse"])
+def test_a_cause_that_goes_on_a_waiting_node_gives_it_the_turn_of_a_blocked_one(first: str, second: str):
+    why: dict[str, str | None] = {"a": first, "b": second, "c": second}
+    found = at_rest(fleet([plan()], [node(n) for n in why], [held_up(n, why[n]) for n in why]), why, 1)
+    (waiting, *_) = sorted(set(why) - started(found))
+    free = tuple(
+        remade(p, status=p.status.model_copy(update={"observed": held_up(waiting, None).status.observed}))
+        if p.spec.node_name == waiting
+        else p
+        for p in found.partitions
+    )
+    assert done(at_rest(replace(found, partitions=free), why | {waiting: None}, 1)) == {waiting}
+
+
+def test_what_no_status_shows_is_said_while_the_node_waits_and_tried_again_after_half_an_hour():
+    why: dict[str, str | None] = {"a": "MPSInUse", "b": "MPSInUse"}
+    found = at_rest(fleet([plan()], [node(n) for n in why], [held_up(n, None) for n in why]), why, 1)
+    (waiting,) = set(why) - started(found)
+    (said,) = [p.says("Assigned") for p in found.partitions if p.spec.node_name == waiting]
+    assert said is not None
+    assert "MPSInUse is in the way" in said.message
+    why[waiting] = None
+    later = replace(found, now=found.now + timedelta(minutes=31))
+    assert done(at_rest(later, why, 1)) == {waiting}
+
+
+def test_an_edit_is_a_new_chance_for_a_node_that_was_in_the_way():
+    why: dict[str, str | None] = {"a": "MPSInUse", "b": "MPSInUse"}
+    found = at_rest(fleet([plan()], [node(n) for n in why], [held_up(n, None) for n in why]), why, 1)
+    why["a"] = why["b"] = None
+    edited = replace(plan(instances=HALVES, generation=2), status=found.plans[0].status)
+    assert done(at_rest(replace(found, plans=(edited,)), why, 1)) == {"a", "b"}
+
+
+def test_a_turn_that_was_taken_back_is_not_given_back_while_its_agent_is_slow():
+    why: dict[str, str | None] = {"a": "ForeignInstances", "b": "ForeignInstances"}
+    found = at_rest(fleet([plan()], [node(n) for n in why], [held_up(n, why[n]) for n in why]), why, 1)
+    assert len(started(found)) == 1
+    more = replace(found, nodes=(*found.nodes, node("c")), partitions=(*found.partitions, gpu("c", layout="7g.80gb")))
+    for _ in range(4):
+        more = turn(more)
+        assert started(more) == set()
+    assert started(turn(blocking(more, why | {"c": None}))) == {"c"}
+
+
+def test_a_node_that_needs_the_room_of_two_plans_gets_both_or_disturbs_neither():
+    plans = [plan("p", gpus={"indices": [0]}), plan("q", HALVES, gpus={"indices": [1]})]
+    held = [gpu("a", 0, "7g.80gb", foreign=True), gpu("b", 1, "7g.80gb", foreign=True)]
+    why: dict[str, str | None] = {"a": "ForeignInstances", "b": "ForeignInstances", "c": None}
+    found = at_rest(fleet(plans, [node("a"), node("b")], held), why, 2)
+    assert started(found) == {"a", "b"}
+    both = [gpu("c", k, "7g.80gb") for k in (0, 1)]
+    joined = replace(found, nodes=(*found.nodes, node("c")), partitions=(*found.partitions, *both))
+    assert done(at_rest(joined, why, 2)) == {"c"}
+    busy = replace(
+        joined,
+        partitions=tuple(answered(p, "WaitingForIdle") if p.spec.node_name == "b" else p for p in joined.partitions),
+    )
+    assert started(turn(turn(busy))) == {"a", "b"}
+    assert decide(turn(busy)).at_rest
+
+
+@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(st.data())
+def test_whatever_is_in_the_way_it_comes_to_rest_and_every_node_that_can_go_has_gone(data: st.DataObject):
+    names = NODES[: data.draw(st.integers(2, 6))]
+    why = {name: data.draw(st.sampled_from([None, *WHY])) for name in names}
+    pools = {name: data.draw(st.sampled_from(["p", "q", "pq"])) for name in names}
+    most = data.draw(st.integers(1, 2))
+    rollout = {"maxUnavailable": most}
+    plans = [
+        plan("p", gpus={"indices": [0]}, rollout=rollout),
+        plan("q", HALVES, gpus={"indices": [1]}, rollout=rollout),
+    ]
+    gpus = [
+        remade(one, name=f"{one.name}-{k}", status=one.status.model_copy(update={"board": board}))
+        for name in names
+        for k in (0, 1)
+        if "pq"[k] in pools[name]
+        for one in [held_up(name, why[name])]
+        for board in [one.status.board.model_copy(update={"index": k})]  # type: ignore[union-attr]
+    ]
+    found = at_rest(fleet(plans, [node(n) for n in names], gpus), why, 2 * most, 100)
+    assert done(found) == {name for name in names if why[name] is None}
+    assert decide(replace(found, now=found.now + timedelta(minutes=5))).at_rest
+    gone = data.draw(st.sampled_from(names))
+    shown = tuple(
+        remade(p, status=p.status.model_copy(update={"observed": held_up(gone, None).status.observed}))
+        if p.spec.node_name == gone and why[gone] in ("InUse", "ForeignInstances")
+        else p
+        for p in found.partitions
+    )
+    why[gone] = None
+    later = blocking(replace(found, partitions=shown, now=found.now + timedelta(minutes=31)), why)
+    assert done(at_rest(later, why, 2 * most, 100)) == {name for name in names if why[name] is None}
 
 
 def test_an_edit_leaves_the_turns_of_nodes_that_wait_as_they_are():
