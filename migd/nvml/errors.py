@@ -106,6 +106,10 @@ class NoDriverError(DriverError):
     retry = False
 
 
+class VersionError(DriverError):
+    """The library and the kernel driver differ in version: a process that loaded the one before needs a successor."""
+
+
 class HungError(GpuError):
     """The deadline passed and the call has not returned: its effect is unknown until the GPU is read again."""
 
@@ -137,7 +141,7 @@ _CLASSES: Final[dict[int, type[GpuError]]] = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: NoDriverError,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: NotSupportedError,
     pynvml.NVML_ERROR_GPU_IS_LOST: LostError,
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: DriverError,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: VersionError,
     pynvml.NVML_ERROR_IN_USE: InUseError,
     pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: NoRoomError,
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: NotSupportedError,

@@ -15,7 +15,7 @@ from agent_nodes import AGENT, AT, LEASE, NODE, Node, until, with_machine
 from migd.agent.effects import LookAgain
 from migd.agent.node.bounds import PAUSE_MAX_S
 from migd.agent.node.effects import ChangeNode, HangUp, RefreshDevices, Wait
-from migd.agent.node.looping import HungAgentError, Mind
+from migd.agent.node.looping import HungAgentError, LibraryReplacedError, Mind
 from migd.agent.node.running import NoNodeError
 from migd.agent.node.telling import Told
 from migd.agent.records import NodeWork, Record, Transaction
@@ -23,6 +23,7 @@ from migd.agent.store import RecordError
 from migd.kube.nodes import NodeChange
 from migd.mig.geometry import Layout
 from migd.mig.operations import SetMode
+from migd.nvml.errors import VersionError
 from migd.plans.partitions import PartitionStatus
 from migd.sim.cluster_faults import Trouble
 from migd.sim.cluster_time import run_virtually
@@ -308,6 +309,36 @@ async def test_a_driver_that_is_gone_is_told_and_comes_back_by_itself():
         (event,) = [e for e in node.events() if e["reason"] == "NVMLError"]
         assert event["regarding"]["name"] == node.name
         assert event["type"] == "Warning"
+
+
+@virtually
+async def test_a_process_whose_library_is_another_drivers_by_now_ends_and_one_that_started_so_waits():
+    """A driver is upgraded without a reboot, as the GPU Operator does it; what is loaded stays loaded."""
+    node, script, upgraded = Node(), Script(), []
+
+    def change(ports):
+        gpus = ports.machine.gpus
+
+        class Gpus:
+            close, perform, look_at = gpus.close, gpus.perform, gpus.look_at
+
+            def look(self):
+                if upgraded:
+                    raise VersionError("nvmlInit", "", 18)
+                return gpus.look()
+
+        return with_machine(ports, gpus=Gpus())
+
+    async with node.agent(script.mind, change=change) as agent:
+        await until(lambda: script.seen)
+        upgraded.append(True)
+        assert isinstance(await agent.ends(), LibraryReplacedError)
+    async with node.agent(script.mind, change=change):
+        await asyncio.sleep(600)
+        assert "NVML code 18" in node.probes.ready()
+        looks = len(script.seen)
+        upgraded.clear()
+        await until(lambda: len(script.seen) > looks)
 
 
 @virtually

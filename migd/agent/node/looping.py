@@ -28,7 +28,7 @@ from migd.agent.store import RecordError
 from migd.kube.errors import KubeError
 from migd.kube.nodes import NODES
 from migd.mig.operations import Operation
-from migd.nvml.errors import GpuError, HungError
+from migd.nvml.errors import GpuError, HungError, VersionError
 from migd.plans.conditions import Reason
 
 REPORT_S: Final = 5.0
@@ -61,6 +61,10 @@ class Mind:
 
 
 MIND: Final = Mind()
+
+
+class LibraryReplacedError(Exception):
+    """The driver was upgraded: this process has the library of the one before, and the next one loads the new one."""
 
 
 class HungAgentError(Exception):
@@ -110,10 +114,11 @@ class Loop:
         self._registering = Registering(ports.cluster, caches.partitions.cache)
         self._only = ""  # the one GPU that the last effect may have changed, "" for any
         self._unreadable_since_s: float | None = None
+        self._looked = False  # at the GPUs, by this process
         self.health = Health(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
-        """Turn until stopped. HungAgentError where the hardware no longer answers; RecordError where none is read."""
+        """Turn until stopped. HungAgentError, LibraryReplacedError: see there; RecordError where none is read."""
         machine = self._ports.machine
         boot_id = await self._ports.off_loop(machine.boot.boot_id)  # no process outlives its boot
         try:
@@ -128,7 +133,7 @@ class Loop:
             self._wake.clear()
             try:
                 seen = await self._look(record)
-            except HungAgentError:
+            except (HungAgentError, LibraryReplacedError):
                 await self._relieve(kept, boot_id)
                 raise
             if seen is None:
@@ -190,7 +195,11 @@ class Loop:
             if self._unreadable_since_s is None:
                 self._unreadable_since_s = clock.time()
             self._unread(cast("Reason", reason_of(error)), str(error))
+            if isinstance(error, VersionError) and self._looked:
+                await self._reporter.settled(REPORT_S)
+                raise LibraryReplacedError(str(error)) from error
             return None
+        self._looked = True
         self._unreadable_since_s = None
         self._metrics.looked(clock.time() - began_s)
         if not begun(record):  # an API server that hangs is not to hold up what is under way

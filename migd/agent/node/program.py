@@ -16,7 +16,7 @@ from migd.agent.locking import exclusive
 from migd.agent.node.devices import HostDeviceFiles
 from migd.agent.node.logs import logger, set_up
 from migd.agent.node.looking import AgentPorts
-from migd.agent.node.looping import HungAgentError
+from migd.agent.node.looping import HungAgentError, LibraryReplacedError
 from migd.agent.node.metrics import Metrics
 from migd.agent.node.offloading import OneThread
 from migd.agent.node.running import MANAGER, Identified, Probes, api_cluster, run_agent
@@ -51,10 +51,11 @@ Change = Callable[[AgentPorts], AgentPorts]
 
 
 def run_program(options: Options, host: SimHost | None = None, change: Change = lambda ports: ports) -> int:
-    """Run the agent in this process until SIGTERM or SIGINT; its exit code: 0, or 1 after the hardware hung.
+    """Run the agent in this process until SIGTERM or SIGINT; its exit code: 0, or 1 where another process must go on.
 
-    host: a simulated machine in place of this one. change: of the ports before they are used, as a trial
-    that kills this process at one of their calls needs. LockHeldError where another migd works on this machine's GPUs;
+    So it is after the hardware hung, and after the driver was upgraded.
+    host: a simulated machine in place of this one. change: of the ports before they are used, as a trial that kills
+    this process at one of their calls needs. LockHeldError where another migd works on this machine's GPUs;
     StateDirError, RecordError, ConnectError, NoNodeError, ListenError.
     """
     set_up(options.me.node)
@@ -63,6 +64,9 @@ def run_program(options: Options, host: SimHost | None = None, change: Change = 
             asyncio.run(_program(options, host, change))
         except HungAgentError as error:
             _log.error("the hardware hangs; the next process goes on", error=str(error))
+            return 1
+        except LibraryReplacedError as error:
+            _log.warning("the driver was upgraded; the next process loads its library", error=str(error))
             return 1
     return 0
 

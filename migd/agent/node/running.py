@@ -59,9 +59,9 @@ async def run_agent(
     """Run one node's agent until `stop` is set; the caller holds the lock of its state folder.
 
     Time is the running loop's, and every port is the caller's, so that many agents run in one loop in virtual time.
-    NoNodeError where the cluster has no such node. HungAgentError where the hardware no longer answers: the process is
-    to end, and the next one goes on. RecordError where the record cannot be read. dice: for jitter only. mind: what
-    decides.
+    NoNodeError where the cluster has no such node. HungAgentError where the hardware no longer answers,
+    LibraryReplacedError where the driver was upgraded: the process is to end, and the next one goes on. RecordError
+    where the record cannot be read. dice: for jitter only. mind: what decides.
     """
     metrics, probes = metrics or Metrics(), probes or Probes()
     wake = asyncio.Event()

@@ -20,7 +20,7 @@ from migd.nvml import (
     UnknownGpuError,
 )
 from migd.nvml.calls import Calls
-from migd.nvml.errors import error_for, text_of
+from migd.nvml.errors import VersionError, error_for, text_of
 
 KINDS = {
     pynvml.NVML_ERROR_UNINITIALIZED: DriverError,
@@ -32,7 +32,7 @@ KINDS = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: NoDriverError,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: NotSupportedError,
     pynvml.NVML_ERROR_GPU_IS_LOST: LostError,
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: DriverError,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: VersionError,
     pynvml.NVML_ERROR_IN_USE: InUseError,
     pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: NoRoomError,
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: NotSupportedError,
@@ -55,7 +55,11 @@ def test_every_code_of_any_call_becomes_the_error_for_it(code):
 
 
 def test_only_what_passes_by_itself_invites_a_retry():
-    assert {kind for kind in (*KINDS.values(), HungError, GpuError) if kind.retry} == {InUseError, DriverError}
+    assert {kind for kind in (*KINDS.values(), HungError, GpuError) if kind.retry} == {
+        InUseError,
+        DriverError,
+        VersionError,
+    }
 
 
 @pytest.mark.parametrize("code", ALL_CODES)
