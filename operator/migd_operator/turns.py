@@ -41,6 +41,11 @@ class Progress:
     inside: bool
     broke: bool = False
 
+    @property
+    def failed(self) -> bool:
+        """Whether it failed at this very wish: also where its agent has fallen silent since."""
+        return self.given and _answered([c.partition for c in self.wish.wished]) == "Failed"
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -209,7 +214,7 @@ def give_turns(found: Sequence[Progress], stops: Mapping[str, Left], now: dateti
             of_plan.setdefault(plan.name, []).append(one)
     plans = {plan.name: plan for one in ordered for plan in one.wish.plans}
     failed = {
-        name: next((n.wish.node.name for n in nodes if n.given and n.state == "Failed"), None)
+        name: next((n.wish.node.name for n in nodes if n.failed), None)
         for name, nodes in of_plan.items()
         if plans[name].plan.spec.rollout.pause_on_failure
     }

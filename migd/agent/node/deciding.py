@@ -54,7 +54,8 @@ def decide(record: Record, seen: NodeSeen) -> tuple[Record, Effect | None]:
     """
     record = without_gone(_after_boot(record, seen), seen.gpus)
     work = work_of(record)
-    if 0 < work.denied_s - seen.now_s <= DENIED_S:
+    opens = work.stage == "Backing" and work.denied is not None and work.why == work.denied  # another change was denied
+    if 0 < work.denied_s - seen.now_s <= DENIED_S and not opens:
         return record, Wait(work.denied_s - seen.now_s, "the API server denied a change; it is asked again")
     return _STAGES[work.stage](record, view_of(seen, work))
 

@@ -391,13 +391,25 @@ def test_a_denied_change_before_anything_was_changed_backs_out_with_its_reason()
     while not isinstance(effect, ChangeNode):
         record, effect = decide(record, node.seen(record))
     record = answered(record, effect, Cause("NoPermission", "the policy says no"), node.now_s)
-    record, effect = decide(record, node.seen(record))
-    assert isinstance(effect, Wait)
+    while not isinstance(effect, Wait):
+        record, effect = decide(record, node.seen(record))
     node.now_s += effect.seconds
     for _ in range(4):
         record, effect = decide(record, node.seen(record))
     said = told(record, node.seen(record), {}).statuses["gpu-0"]
     assert (said.phase, said.reason, said.message) == ("Blocked", "NoPermission", "the policy says no")
+
+
+def test_a_node_that_is_closed_already_is_opened_at_once_where_a_change_is_denied() -> None:
+    node, record = closed_and("Pausing", 110.0, 110.0)
+    seen = replace(seen_of(node), now_s=120.0)
+    denied = StopPlugin("kube-system", "plugin", "uid")
+    record = answered(record, denied, Cause("NoPermission", "an agent does not stop pods"), 120.0)
+    record, effect = decide(record, seen)
+    assert isinstance(effect, ChangeNode)
+    assert effect.change.closed is False
+    again = answered(record, effect, Cause("NoPermission", "nor does it open nodes"), 120.0)
+    assert isinstance(decide(again, seen)[1], Wait), "it is not asked again and again"
 
 
 def test_what_an_effect_answered_is_remembered_where_no_look_shows_it() -> None:

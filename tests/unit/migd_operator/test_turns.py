@@ -102,6 +102,15 @@ def test_a_failure_stops_the_rest_if_so_wished_and_keeps_its_place_either_way(pa
     assert said(found, "Stalled")[0] == ("True" if pauses else "False")
 
 
+def test_a_failure_stops_the_rest_also_once_the_agent_of_that_node_is_silent():
+    found = turn(ten(maxUnavailable=2))
+    first, second = sorted(started(found))
+    found = agents(found, lambda n: "Failed" if n == first else "Ready")
+    silent = tuple(replace(n, agent="silent") if n.name == first else n for n in found.nodes)
+    found = turn(replace(found, nodes=silent))
+    assert started(found) == {first, second}
+
+
 def test_a_failed_node_comes_first_at_the_next_generation():
     found = agents(turn(ten(maxUnavailable=1)), lambda _: "Failed")
     (failed,) = started(found)
