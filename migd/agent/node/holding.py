@@ -22,6 +22,7 @@ PodName = tuple[str, str]
 
 _OLD_ID: Final = re.compile(r"MIG-(GPU-[0-9A-Za-z-]+)/(\d+)/\d+")
 """A MIG device's id as drivers before R470 write it: GPU, GPU instance, compute instance."""
+_MIG: Final = "nvidia.com/mig-"
 _PCI: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
@@ -41,7 +42,8 @@ def held(seen: NodeSeen) -> Held:
     """Processes and pods together.
 
     Where the kubelet cannot be asked all is in use. A pod that has ended holds nothing, whatever the kubelet lists.
-    A device that is none of those that are there may be any of them.
+    A device that is none of those that are there may be any of them. So may be that of a pod that runs and is not
+    listed: an init container's, which the kubelet keeps for the pod and never names.
     """
     if seen.devices is None:
         why = Holder(None, f"an unknown pod: {seen.kubelet_trouble or 'the kubelet does not answer'}")
@@ -55,6 +57,9 @@ def held(seen: NodeSeen) -> Held:
             continue
         for place in _held_by(one, places):
             pods.setdefault(place, []).append(name)
+    for pod in _unlisted(seen):
+        for place in _of_resources(pod.value, places):
+            pods.setdefault(place, []).append((pod.namespace, pod.name))
     found = {place: tuple(dict.fromkeys(names)) for place, names in pods.items()}
     return Held(tuple(_used(gpu, found) for gpu in seen.gpus), found)
 
@@ -72,6 +77,22 @@ def unadmitted(seen: NodeSeen) -> tuple[Stored[Pod], ...]:
         and not pod.value.terminal
         and pod.value.phase != "Running"
         and (pod.namespace, pod.name) not in admitted
+    )
+
+
+def _unlisted(seen: NodeSeen) -> Iterable[Stored[Pod]]:
+    listed = {(one.namespace, one.pod) for one in seen.devices or ()}
+    return (p for p in seen.pods if p.value.gpus and p.value.phase == "Running" and (p.namespace, p.name) not in listed)
+
+
+def _of_resources(pod: Pod, places: Mapping[str, Place]) -> Iterable[Place]:
+    """Where the devices may lie that a pod asks for: of a profile's resource, on its instances; of others, anywhere."""
+    asked = {resource.removeprefix(_MIG) for resource, _ in pod.gpus if resource.startswith(_MIG)}
+    anywhere = len(asked) < len(pod.gpus)
+    return (
+        (uuid, there)
+        for uuid, there in dict.fromkeys(places.values())
+        if anywhere or (there is not None and there.profile.replace("+", ".") in asked)
     )
 
 

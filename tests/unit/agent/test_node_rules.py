@@ -88,6 +88,16 @@ def test_other_devices_ended_pods_and_gpus_that_are_gone_hold_nothing() -> None:
     assert used(seen_of(node, devices=holding(first), pods=(pod("job", phase="Failed"),))) == []
 
 
+def test_a_device_that_only_an_init_container_had_may_be_any_of_its_kind() -> None:
+    node = ToyNode(["1g@0 1g@1 2g@2", None])
+    asks = pod("job", gpus=(("nvidia.com/mig-1g.6gb", 1),))
+    assert used(seen_of(node, pods=(asks,))) == ["0:1g.6gb@0", "0:1g.6gb@1"]
+    assert used(seen_of(node, pods=(pod("job", gpus=(("nvidia.com/gpu", 1),)),))) == used(seen_of(node, devices=None))
+    assert used(seen_of(node, pods=(pod("job", phase="Pending", gpus=asks.value.gpus),))) == []
+    one = next(iter(node.gpus[0].ids()))
+    assert len(used(seen_of(node, devices=holding(one), pods=(asks,)))) == 1, "what is listed is known"
+
+
 def test_a_pod_that_asks_for_devices_and_has_none_yet_is_not_admitted() -> None:
     node = ToyNode(["1g@0 1g@1"])
     asks = pod("job", phase="Pending", gpus=(("nvidia.com/mig-1g.6gb", 1),))
