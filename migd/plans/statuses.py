@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from migd.plans.conditions import Condition, Reason, Time
 from migd.plans.fields import Tuple, Value
@@ -48,7 +48,11 @@ class GpuCounts(Value):
 
 
 class Totals(Value):
-    """What a plan has still to do, over all its nodes."""
+    """What a plan has still to do, over all its nodes.
+
+    nodes and gpus are always written: where all that was applied in a mapping goes and an empty one is applied, the API
+    server makes it null, and then refuses that. Seen on kube-apiserver 1.37.2.
+    """
 
     nodes: Natural = 0
     gpus: Natural = 0
@@ -60,6 +64,11 @@ class Totals(Value):
     create: Natural = 0
     mode_changes: Natural = Field(0, alias="modeChanges")
     resets: Natural = 0
+
+    @model_serializer(mode="wrap")
+    def _never_empty(self, handler: SerializerFunctionWrapHandler) -> dict[str, int]:
+        written: dict[str, int] = handler(self)
+        return {"nodes": self.nodes, "gpus": self.gpus, **written}
 
 
 class ProfileCount(Value):

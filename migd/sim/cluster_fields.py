@@ -158,10 +158,15 @@ def _remove(inside: Any, path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """An apply that was taken: the document and its owners afterwards."""
+    """An apply that was taken: the document and its owners afterwards.
+
+    emptied: where all that this owner had in a mapping went and an empty one was applied: it is null then, which no
+    definition of ours takes.
+    """
 
     document: Json
     owners: Owners
+    emptied: tuple[Path, ...] = ()
 
 
 def apply(
@@ -184,7 +189,12 @@ def apply(
     dropped = owners.get(me, frozenset()) - set(mine) - held
     gone = {_root(path, {*mine, *held}) for path in dropped}
     left = without(document, (path for path in gone if path))
-    return Taken(merged(left, mine), _tidy({**others, me: frozenset(mine)}))
+    emptied = tuple(p for p, v in sorted(mine.items()) if v == {} and _inside(p, dropped) and not _inside(p, held))
+    return Taken(merged(left, mine), _tidy({**others, me: frozenset(mine)}), emptied)
+
+
+def _inside(path: Path, fields: Iterable[Path]) -> bool:
+    return any(len(field) > len(path) and field[: len(path)] == path for field in fields)
 
 
 def _root(path: Path, kept: set[Path]) -> Path:

@@ -305,6 +305,10 @@ class Store:
                 for m, p in done
             ]
             raise Refusal(409, f"Apply failed with {len(done)} conflicts: {done}", causes=causes)
+        if done.emptied:
+            at = ".".join(step[2:] for step in done.emptied[0])
+            wrong = f'{at}: Invalid value: "null": {at} in body must be of type object: "null"'
+            raise Refusal(422, f'{kind.kind} "{target.name}" is invalid: {wrong}', causes=[{"field": at}])
         document = done.document if entry else self._newborn(target, done.document)
         return self._put(target, entry, document, done.owners)
 

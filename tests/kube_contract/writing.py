@@ -296,3 +296,28 @@ def test_an_annotation_of_ours_is_taken_off_whoever_wrote_it_and_only_as_it_was_
         assert document["metadata"]["annotations"] == {"else": "x"}
 
     side.run(test)
+
+
+def test_a_mapping_that_an_apply_empties_is_refused(side: Side):
+    """It becomes null. One that was empty before is taken."""
+
+    async def test(world: World) -> None:
+        name = world.name("plan")
+        spec = {"nodeSelector": {}, "rules": [{"gpus": {"all": True}, "mig": "Disabled"}]}
+        document = {"apiVersion": API, "kind": "GPUPartitionPlan", "metadata": {"name": name}, "spec": spec}
+        await world.admin.create("/apis/migd.dev/v1alpha1/gpupartitionplans", document)
+        async with world.cluster(ME) as operator:
+            seen = await operator.get(PLANS, name)
+            for totals in ({}, {"gpus": 6}):
+                seen = await operator.apply(PLANS, name, previewed(totals), seen, "status")
+            with pytest.raises(RefusedError, match="null"):
+                await operator.apply(PLANS, name, previewed({}), seen, "status")
+            seen = await operator.apply(PLANS, name, previewed({"nodes": 0}), seen, "status")
+            assert seen.value.status.preview.totals.gpus == 0
+
+    side.run(test)
+
+
+def previewed(totals: dict[str, int]) -> dict[str, object]:
+    """A plan's status with a preview that has these totals."""
+    return {"status": {"preview": {"digest": "0" * 16, "observedGeneration": 1, "totals": totals}}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def faults(schema: dict[str, Any], value: Any, path: str = "") -> Iterator[str]:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         yield f"{path} is no {schema['type']}: {value!r}"
     elif isinstance(value, dict):
+        if not value and "[" not in path:  # lists are written whole
+            yield f"{path} is empty: applied after one with something in it, the API server makes it null"
         yield from (f"{path}.{key} is missing" for key in schema.get("required", ()) if key not in value)
         for key, inner in value.items():
             known = schema.get("properties", {})
@@ -47,6 +50,7 @@ def faults(schema: dict[str, Any], value: Any, path: str = "") -> Iterator[str]:
 
 
 FLEETS = {
+    "nothing": turn(fleet([plan()], [node()], [])),
     "done": settled(fleet([plan()], [node()], [gpu(), gpu(index=1, layout="7g.80gb")])),
     "started": turn(fleet([plan(instances=HALVES)], [node()], [gpu(layout="7g.80gb")])),
     "conflict": turn(fleet([plan("a"), plan("b", HALVES)], [node()], [gpu()])),
@@ -67,6 +71,14 @@ def test_the_definitions_take_all_that_is_written(found: Fleet):
         document = plan_status_document(facts.status)
         assert list(faults(SCHEMAS["gpupartitionplans"]["status"], document, "status")) == []
         assert plan_status_of(document) == facts.status
+
+
+def test_a_plan_that_loses_all_its_gpus_can_be_told():
+    """Seen: its status was refused for ever, so it went on to say what had been true before."""
+    before = turn(fleet([plan()], [node()], [gpu(layout="7g.80gb")]))
+    after = turn(replace(before, partitions=()))
+    totals = plan_status_document(after.plans[0].status)["preview"]["totals"]
+    assert totals == {"nodes": 0, "gpus": 0}
 
 
 def test_the_check_itself_finds_faults():
