@@ -85,7 +85,7 @@ class Strikes:
 
 
 class Acting:
-    """Carries out the acts of a tale. done: what was really done. strange: nodes where others changed GPUs."""
+    """Carries out the acts of a tale. done: what was really done. gone: nodes that are not there any more."""
 
     def __init__(
         self, tale: Tale, fleet: Fleet, weather: Weather, strikes: Strikes, disturbs: Callable[[str], None]

@@ -6,9 +6,11 @@ from typing import Any, Final
 
 from fleet import Fleet
 
+from migd.mig.observed import SeenGpu
 from migd.mig.transition import Refusal, transition
 from migd.plans.partitions import Partition
-from migd.plans.wishes import Wish, resolve
+from migd.plans.plan import plan_of
+from migd.plans.wishes import Refused, Wish, resolve
 from migd.sim.node_documents import labels_of, running
 from migd.sim.node_world import SimNode
 from whole.acting import PLAN, Acting
@@ -17,6 +19,7 @@ from whole.watching import Watching, ours_left, rule_of
 
 RESTING: Final = frozenset({"Idle", "Ready", "Blocked", "RebootRequired", "Held", "Lost", "WaitingForIdle", "Pending"})
 HOLD: Final = "migd.dev/hold"
+PLANS: Final = (PLAN, "rival", "upper")
 
 
 def settled(fleet: Fleet, acting: Acting) -> bool:
@@ -47,7 +50,7 @@ def check(fleet: Fleet, watching: Watching, acting: Acting) -> list[str]:
         if node.name in acting.gone or not node.kubelet.up:
             continue
         wrong += _of_node(fleet, acting, node, document)
-    for name in (PLAN, "rival", "upper"):
+    for name in PLANS:
         if fleet.plan(name):
             wrong += _of_plan(fleet, name, acting)
     return wrong
@@ -62,7 +65,9 @@ def _of_node(fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, An
         else:
             wrong += [f"{node.name} GPU {gpu.index}: {why}" for why in _of_gpu(fleet, acting, node, document, one, gpu)]
     lost = any(gpu.lost for gpu in there.values())
-    if not lost and node.name not in acting.odd:
+    ready = all(one.status.phase == "Ready" for one in mine.values())
+    if not lost and node.name not in acting.odd and (ready or "drift" not in acting.done):
+        # where somebody else changed GPUs and migd does not, nobody has the device plugin look again
         told = {name: number for name, number in fleet.cluster.allocatable(node.name).items() if number}
         if told != {name: number for name, number in offered(node).items() if number}:
             wrong.append(f"{node.name} tells allocatable {told}, and there is {offered(node)}")
@@ -134,9 +139,15 @@ def _true(fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, Any],
     held = any(g.held or any(t.held for t in g.there) for g in there)  # a turn is of all GPUs of a node
     match one.status.reason:
         case "InUse" | "NeverIdle":
-            return held or _unpaused(fleet, node)
+            unknown = bool({"reload", "reboot"} & acting.done)  # pods whose devices are gone may hold any
+            return held or _unpaused(fleet, node) or (unknown and bool(_asking(fleet, node)))
+        case "DrainTimeout":
+            return bool({"watches bad", "api away", "api bad"} & acting.done)  # what clients did was not heard in time
         case "Infeasible" | "UnknownProfile":
-            return _cannot_be(one)
+            return _cannot_be(one) or any(_refused(fleet.plan(name), one) for name in PLANS if fleet.plan(name))
+        case "ResetRefused":
+            desired = one.spec.desired
+            return _unpaused(fleet, node) and desired is not None and (desired.mig == "Enabled") != gpu.mig
         case "Conflict":
             return bool(fleet.plan("rival"))
         case "Held":
@@ -168,6 +179,18 @@ def _cannot_be(one: Partition) -> bool:
     return isinstance(transition(seen.board, frozenset(), frozenset(), wish.counts), Refusal)
 
 
+def _refused(document: dict[str, Any], one: Partition) -> bool:
+    """Whether a plan wants of a GPU what cannot be: its agent says so although the wish never comes to it."""
+    gpu = one.gpu
+    return gpu is not None and any(_never(resolve(rule, gpu), gpu) for rule in plan_of(document, PLAN).spec.rules)
+
+
+def _never(found: Wish | Refused, gpu: SeenGpu) -> bool:
+    if isinstance(found, Refused) or gpu.board is None:
+        return isinstance(found, Refused)
+    return isinstance(transition(gpu.board, frozenset(), frozenset(), found.counts), Refusal)
+
+
 def _holds(one: Partition) -> bool:
     return one.spec.desired is not None and one.spec.desired.on_failure == "Hold"
 
@@ -175,6 +198,11 @@ def _holds(one: Partition) -> bool:
 def _unpaused(fleet: Fleet, node: SimNode) -> bool:
     """A plugin that tolerates everything holds its GPUs open, so modes cannot change."""
     return node.spec.style == "helm-tolerant"
+
+
+def _asking(fleet: Fleet, node: SimNode) -> list[dict[str, Any]]:
+    pods = (pod for pod in fleet.cluster.pods(node.name) if running(pod))
+    return [p for p in pods if any("nvidia.com/" in str(c.get("resources")) for c in p["spec"]["containers"])]
 
 
 def _plugins(fleet: Fleet, node: SimNode) -> list[dict[str, Any]]:

@@ -23,6 +23,12 @@ REST_S = 600.0
 """So long nobody may write at the end; in three of four stories a tenth of that, since it takes most of the time."""
 
 
+QUIET_S = 65.0
+"""Nobody writes for so long once it is over: an agent looks every 30 s, and tells of use not before 30 s more."""
+HEARD_S = 45.0
+"""And so much longer where a watch may be silent, which is noticed after 75 s."""
+
+
 @dataclass(frozen=True)
 class Played:
     """A story that was played. log: all that happened, to the byte the same for the same seed."""
@@ -101,7 +107,7 @@ async def _over(fleet: Fleet, acting: Acting) -> None:
     while True:
         await fleet.until(lambda: settled(fleet, acting), max(1.0, ends_s - fleet.cluster.stage.now_s()))
         at = len(fleet.cluster.cluster.requests)
-        await asyncio.sleep(40)
+        await asyncio.sleep(QUIET_S + HEARD_S * ("watches bad" in acting.done))
         fleet.check()
         calm = not any(_ours(r) for r in fleet.cluster.cluster.requests[at:])
         if settled(fleet, acting) and (calm or not _at_rest(fleet)):
