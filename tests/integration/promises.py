@@ -102,7 +102,14 @@ class Promise:
     def said(self, generation: int) -> dict[str, Any]:
         """The first preview of this generation, which the operator wrote before it gave any node a turn for it."""
         _eventually(lambda: status(self._cluster, self._plan).get("observedGeneration"), generation)
-        requests = self._cluster.plane.audit.requests()[self._since :]
+        requests: Sequence[Request] = ()
+
+        def logged() -> bool:  # what is there to see may be logged a moment later
+            nonlocal requests
+            requests = self._cluster.plane.audit.requests()[self._since :]
+            return any(self._told(request, generation) for request in requests)
+
+        assert until(logged, _WITHIN_S, EVERY_S), f"plan {self._plan}: generation {generation} was not previewed"
         at = next(i for i, request in enumerate(requests) if self._told(request, generation))
         early = [r.name for r in requests[:at] if self._gives(r, generation)]
         assert not early, f"plan {self._plan}: {early} had a turn before anything was previewed"
