@@ -91,11 +91,12 @@ class Looking:
     async def look(self, node: Stored[Node], listing: bool, needed: Collection[str] = (), only: str = "") -> NodeSeen:
         """The node as it is now. Raises GpuError where the GPUs cannot be read.
 
-        listing: LIST the pods, consistently. needed: UUIDs of GPUs that must be readable, else GpuError. only: UUID of
+        listing: LIST the pods, consistently, and ask for the node itself: a watch may be silent. needed: UUIDs of GPUs that must be readable, else GpuError. only: UUID of
         a GPU; of the others nothing has changed since the last look. Neither an API server nor a kubelet that is away
         ends a look: it says so in what it returns.
         """
         pods, listed_at_s = await self._pods(listing)
+        asked = await self._asked() if listing else None
         devices, trouble = await self._devices()
         boot_id, gpus = await self._ports.off_loop(lambda: self._machine(needed, only))
         caches = self._caches
@@ -103,7 +104,7 @@ class Looking:
             boot_id=boot_id,
             now_s=asyncio.get_running_loop().time(),
             wall=self._ports.wall(),
-            node=caches.node or node,
+            node=asked or caches.node or node,
             partitions=tuple(sorted(caches.partitions.cache, key=lambda stored: stored.name)),
             pods=pods if listed_at_s is not None else tuple(sorted(caches.pods.cache, key=lambda stored: stored.key)),
             pods_listed_at_s=listed_at_s,
@@ -122,6 +123,14 @@ class Looking:
                 return await self._ports.cluster.list(PODS, on_node(self._caches.name)), sent_s
         except (KubeError, TimeoutError):
             return (), None  # what is under way does not end for it; what needs the list waits for it
+
+    async def _asked(self) -> Stored[Node] | None:
+        """The node, as it is; None where the API server does not say."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self._ports.cluster.get(NODES, self._caches.name)
+        except (KubeError, TimeoutError):
+            return None
 
     async def _devices(self) -> tuple[tuple[PodDevices, ...] | None, str]:
         try:
