@@ -91,9 +91,9 @@ class Looking:
     async def look(self, node: Stored[Node], listing: bool, needed: Collection[str] = (), only: str = "") -> NodeSeen:
         """The node as it is now. Raises GpuError where the GPUs cannot be read.
 
-        listing: LIST the pods, consistently, and ask for the node itself: a watch may be silent. needed: UUIDs of GPUs that must be readable, else GpuError. only: UUID of
-        a GPU; of the others nothing has changed since the last look. Neither an API server nor a kubelet that is away
-        ends a look: it says so in what it returns.
+        listing: LIST the pods, consistently, and ask for the node itself, since a watch may be silent. needed: UUIDs of
+        GPUs that must be readable, else GpuError. only: UUID of a GPU; of the others nothing has changed since the last
+        look. Neither an API server nor a kubelet that is away ends a look: it says so in what it returns.
         """
         pods, listed_at_s = await self._pods(listing)
         asked = await self._asked() if listing else None
