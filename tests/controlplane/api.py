@@ -21,7 +21,7 @@ MERGE: Final = "application/merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 _TIMEOUT_S: Final = 30.0
-_GONE: Final = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+_GONE: Final = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 
 Json = dict[str, Any]
 
@@ -64,6 +64,7 @@ class Api:
         self._tls = ssl.create_default_context(cafile=str(authority))
         if client is not None:
             self._tls.load_cert_chain(client.certificate, client.key)
+        self._tls.sslsocket_class = _Socket
         self._kept = threading.local()  # a connection for each thread: most of what many of them cost is to make them
         self._headers = {"User-Agent": "migd-tests", "Accept": "application/json"}
         if token:
@@ -105,7 +106,7 @@ class Api:
         """One request; OSError where nobody answers."""
         headers = self._headers | ({} if body is None else {"Content-Type": content_type})
         text = None if body is None else json.dumps(body)
-        kept: _Connection | None = getattr(self._kept, "connection", None)
+        kept: http.client.HTTPSConnection | None = getattr(self._kept, "connection", None)
         self._kept.connection = None
         if kept is not None:
             try:
@@ -113,7 +114,7 @@ class Api:
             except _GONE:  # ended by the server since the last request, which it then has not taken
                 kept = None
         if kept is None:
-            kept = _Connection("127.0.0.1", self._port, context=self._tls, timeout=_TIMEOUT_S)
+            kept = http.client.HTTPSConnection("127.0.0.1", self._port, context=self._tls, timeout=_TIMEOUT_S)
             answer = _asked(kept, method, _with(path, query), text, headers)
         self._kept.connection = kept
         return answer
@@ -166,8 +167,8 @@ class Watching:
                 self._connection.sock.shutdown(socket.SHUT_RDWR)
 
 
-class _Connection(http.client.HTTPSConnection):
-    """One that is closed with the thread that has it."""
+class _Socket(ssl.SSLSocket):
+    """One that is closed with the thread, or the client, that has it: nobody else is told of its end."""
 
     def __del__(self) -> None:
         self.close()

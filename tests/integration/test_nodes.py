@@ -52,7 +52,7 @@ class Site:
             if document["kind"] == "DaemonSet":
                 document["metadata"]["name"] = self.name
                 document["spec"]["template"]["spec"]["nodeSelector"]["t"] = self.name
-            done = self.plane.kubectl("apply", "-f", "-", stdin=json.dumps(document))
+            done = self.plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(document))
             assert done.returncode == 0, done.stderr
         self.wait_allocatable({"nvidia.com/gpu": 1, SMALL: 2, LARGE: 1})
 
