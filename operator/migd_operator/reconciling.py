@@ -186,8 +186,10 @@ class Operator:
     async def _reconcile(self, _key: str) -> float | None:
         """One pass over the fleet; after how many seconds to look again, None for when something changes."""
         assert self._caches is not None
-        if not self._caches.synced or not self._holding.held:
+        if not self._caches.synced:
             return None
+        if not self._holding.held:
+            return self._setup.pace.renew_s  # where an answer was only slow, nobody tells that it is ours again
         began_s = self._now_s()
         self._not_before_s = began_s + PACE_S
         try:
@@ -195,7 +197,7 @@ class Operator:
                 return await self._pass(self._caches)
         except (TimeoutError, LostError):
             _log.warning("the lease was lost: the rest of this pass is not written")
-            return None
+            return self._setup.pace.renew_s
         finally:
             self._limit = None
 

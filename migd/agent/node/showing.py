@@ -77,14 +77,17 @@ def transition_doc(
     if uuid not in work.before or not work.steps:
         return was
     over = work.stage in ("Rest", "Waiting") and bool(work.ended_at)
+    result = _result(record, uuid) if over else None
+    # as wished without a change of ours: somebody else's hand was there first, so what is there is where it led to
+    there = str(gpu.layout) if result == "Succeeded" and gpu is not None and not gpu.out_of_reach else ""
     return LastTransition(
         id=cut(work.turn or (was.id if was is not None else "recovery"), 64),
         generation=desired.plan.generation if desired is not None else None,
         from_layout=cut(work.before[uuid], _LAYOUT_MAX),
-        to=cut(work.after.get(uuid, ""), _LAYOUT_MAX),
+        to=cut(work.after.get(uuid, there), _LAYOUT_MAX),
         started_at=datetime.fromisoformat(work.began_at),
         finished_at=datetime.fromisoformat(work.ended_at) if over else None,
-        result=_result(record, uuid) if over else None,
+        result=result,
         steps=tuple(
             Step(name=s.name, started_at=datetime.fromisoformat(s.at), milliseconds=s.milliseconds) for s in work.steps
         ),
