@@ -75,7 +75,7 @@ def transition_doc(
     work, desired = work_of(record), partition.value.spec.desired
     uuid = gpu.uuid if gpu is not None else partition.name
     if uuid not in work.before or not work.steps:
-        return was
+        return _closed(was, record, uuid)
     over = work.stage in ("Rest", "Waiting") and bool(work.ended_at)
     result = _result(record, uuid) if over else None
     # as wished without a change of ours: somebody else's hand was there first, so what is there is where it led to
@@ -91,6 +91,16 @@ def transition_doc(
         steps=tuple(
             Step(name=s.name, started_at=datetime.fromisoformat(s.at), milliseconds=s.milliseconds) for s in work.steps
         ),
+    )
+
+
+def _closed(was: LastTransition | None, record: Record, uuid: str) -> LastTransition | None:
+    """What was told of an earlier change, with its end where that was not told before the agent died."""
+    work = work_of(record)
+    if was is None or was.finished_at is not None or work.stage != "Rest" or not work.ended_at:
+        return was
+    return was.model_copy(
+        update={"finished_at": datetime.fromisoformat(work.ended_at), "result": _result(record, uuid)}
     )
 
 

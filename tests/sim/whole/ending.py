@@ -139,7 +139,7 @@ def _true(fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, Any],
     held = any(g.held or any(t.held for t in g.there) for g in there)  # a turn is of all GPUs of a node
     match one.status.reason:
         case "InUse" | "NeverIdle":
-            unknown = bool({"reload", "reboot"} & acting.done)  # pods whose devices are gone may hold any
+            unknown = bool({"reload", "reboot", "drift"} & acting.done)  # pods whose devices are gone may hold any
             return held or _unpaused(fleet, node) or (unknown and bool(_asking(fleet, node)))
         case "DrainTimeout":
             return bool({"watches bad", "api away", "api bad"} & acting.done)  # what clients did was not heard in time
