@@ -31,7 +31,8 @@ from migd.sim.cluster_time import run_virtually
 from migd.sim.node_world import NodeSpec, Workload
 
 BATCH = 50
-SEEDS = 5_000
+SEEDS = 1_500
+"""In all; ten times as many with --soak."""
 COVERING = (20, 16, 439, 406, 2, 445, 853, 5, 9, 12, 425, 472, 1, 6, 13, 14, 21, 419, 454, 841, 851, 11)
 """Seeds that together reach all of REACHED; another story for a seed needs another choice."""
 REACHED = frozenset(
@@ -63,8 +64,9 @@ def _no_collections() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("batch", range(SEEDS // BATCH))
-def test_whatever_happens_nobody_loses_anything_and_it_ends_well(batch: int):
-    wrong = {seed: found for seed in range(batch * BATCH, (batch + 1) * BATCH) if (found := play(seed).wrong)}
+def test_whatever_happens_nobody_loses_anything_and_it_ends_well(batch: int, soak: int):
+    each = BATCH * soak
+    wrong = {seed: found for seed in range(batch * each, (batch + 1) * each) if (found := play(seed).wrong)}
     assert not wrong
 
 
