@@ -134,6 +134,11 @@ class Site:
     def taints(self) -> list[Any]:
         return self.object()["spec"].get("taints") or []
 
+    def let_settle(self) -> None:
+        """Give the DaemonSet controller time to hear of the taint, as the agent does: a stale one makes a pod."""
+        looked = self.node.object.looks
+        assert until(lambda: self.node.object.looks > looked + 4, WITHIN_S)
+
     def close_node(self) -> None:
         change = [{"op": "add", "path": "/spec/taints", "value": [*self.taints(), TAINT]}]
         self.plane.admin.patch(f"/api/v1/nodes/{self.name}", change, JSON_PATCH).object()
@@ -223,6 +228,7 @@ def test_a_plugin_pod_deleted_under_our_taint_stays_away_and_comes_back_after_it
     fresh.wait_phase(name, "Running")
     before = fresh.allocatable()
     fresh.close_node()
+    fresh.let_settle()
     (pod,) = fresh.plugin_pods()
     path = f"/api/v1/namespaces/{fresh.style.namespace}/pods/{pod['metadata']['name']}"
     fresh.plane.admin.delete(path).object()
