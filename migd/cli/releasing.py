@@ -39,8 +39,9 @@ def release(
         bool, typer.Option("--force", help="Do not look first whether the node's agent is alive.")
     ] = False,
 ) -> int:
-    """Give NODE back what its agent owes it: migd's taint goes, paused GPU clients run again.
+    """Give NODE back what a dead agent owes it.
 
+    migd's taint goes, and paused GPU clients run again.
     For an agent that is dead while the operator, which does it by itself after some minutes, is away too. GPUs stay as
     they are. An agent that is alive does it by itself, so then this is refused (exit code 4).
     """

@@ -33,7 +33,7 @@ from migd.sim.node_world import NodeSpec, Workload
 BATCH = 50
 SEEDS = 1_500
 """In all; ten times as many with --soak."""
-COVERING = (20, 16, 439, 406, 2, 445, 853, 5, 9, 12, 425, 472, 1, 6, 13, 14, 21, 419, 454, 841, 851, 11)
+COVERING = (20, 16, 439, 406, 2, 445, 853, 5, 9, 12, 425, 472, 1, 6, 13, 14, 21, 419, 454, 841, 851, 11, 174)
 """Seeds that together reach all of REACHED; another story for a seed needs another choice."""
 REACHED = frozenset(
     {

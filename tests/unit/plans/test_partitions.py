@@ -161,7 +161,7 @@ def test_a_plan_status_reads_back_equal():
     document = {
         "observedGeneration": 2,
         "nodes": {"summary": "1/2", "matched": 2, "ready": 1},
-        "preview": {"digest": "0" * 56, "observedGeneration": 2, "totals": {}},
+        "preview": {"digest": "0" * 56, "observedGeneration": 2, "totals": {"nodes": 0, "gpus": 0}},
         "history": [{"generation": 2, "startedAt": "2026-03-01T00:00:00Z", "result": "Running"}],
     }
     status = plan_status_of(document)
