@@ -11,7 +11,8 @@ from typing import Final
 from migd.kube.nodes import Node
 from migd.mig.observed import SeenGpu
 
-_PREFIX: Final = "nvidia.com/"
+MIG: Final = "nvidia.com/mig-"
+"""What the resources of all profiles begin with."""
 GPU: Final = "nvidia.com/gpu"
 STRATEGY: Final = "nvidia.com/mig.strategy"
 _SHARED: Final = ".shared"
@@ -19,12 +20,12 @@ _SHARED: Final = ".shared"
 
 def resource_of(profile: str) -> str:
     """The resource of a profile: nvidia.com/mig-1g.10gb.me for 1g.10gb+me."""
-    return f"{_PREFIX}mig-{profile.replace('+', '.')}"
+    return f"{MIG}{profile.replace('+', '.')}"
 
 
 def of_plugin(resource: str) -> bool:
     """Whether a resource is the device plugin's; other plugins of NVIDIA's have theirs beside it."""
-    return resource.removesuffix(_SHARED) == GPU or resource.startswith(f"{_PREFIX}mig-")
+    return resource.removesuffix(_SHARED) == GPU or resource.startswith(MIG)
 
 
 def expected(gpus: Iterable[SeenGpu], strategy: str | None) -> dict[str, int]:

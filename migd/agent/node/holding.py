@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from migd.agent.node.advertising import MIG, resource_of
 from migd.agent.node.seeing import NodeSeen
 from migd.kube.pods import Pod
 from migd.kube.stored import Stored
@@ -22,7 +23,6 @@ PodName = tuple[str, str]
 
 _OLD_ID: Final = re.compile(r"MIG-(GPU-[0-9A-Za-z-]+)/(\d+)/\d+")
 """A MIG device's id as drivers before R470 write it: GPU, GPU instance, compute instance."""
-_MIG: Final = "nvidia.com/mig-"
 _PCI: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
@@ -87,12 +87,12 @@ def _unlisted(seen: NodeSeen) -> Iterable[Stored[Pod]]:
 
 def _of_resources(pod: Pod, places: Mapping[str, Place]) -> Iterable[Place]:
     """Where the devices may lie that a pod asks for: of a profile's resource, on its instances; of others, anywhere."""
-    asked = {resource.removeprefix(_MIG) for resource, _ in pod.gpus if resource.startswith(_MIG)}
-    anywhere = len(asked) < len(pod.gpus)
+    asked = {resource for resource, _ in pod.gpus}
+    anywhere = not all(resource.startswith(MIG) for resource in asked)
     return (
         (uuid, there)
         for uuid, there in dict.fromkeys(places.values())
-        if anywhere or (there is not None and there.profile.replace("+", ".") in asked)
+        if anywhere or (there is not None and resource_of(there.profile) in asked)
     )
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 from migd.agent.node.seeing import NodeSeen
-from migd.agent.orders import Order
+from migd.agent.orders import Goal, Order
 from migd.agent.records import NodeWork
 from migd.kube.stored import Stored
-from migd.mig.geometry import Layout
 from migd.plans.partitions import Desired, Partition
 from migd.plans.plan import GpuSelector, Rule
 
@@ -61,31 +60,30 @@ def held_of(partition: Stored[Partition], seen: NodeSeen) -> str:
 
 
 def _turn(turn: str, group: Iterable[Stored[Partition]], seen: NodeSeen) -> Turn:
+    return _of_goals(turn, group, seen, lambda _uuid, desired: _rule(desired))
+
+
+def _restoring(ours: Iterable[Stored[Partition]], seen: NodeSeen, work: NodeWork) -> Turn | None:
+    """What a reboot took away, where the wish that it came from was withdrawn but not deleted."""
+    turn = _of_goals(RESTORE, ours, seen, lambda uuid, _desired: work.accepted.get(uuid))
+    return turn if turn.orders else None
+
+
+def _of_goals(
+    turn: str, group: Iterable[Stored[Partition]], seen: NodeSeen, goal_of: Callable[[str, Desired], Goal | None]
+) -> Turn:
+    """The orders of those that are there, wished for and not held. goal_of: by UUID and wish, None for no order."""
     orders: dict[str, Order] = {}
     wishes: dict[str, Desired] = {}
     for partition in group:
         gpu, desired = seen.gpu(partition.name), partition.value.spec.desired
         if gpu is None or gpu.lost or desired is None or HOLD in partition.annotations:
             continue
-        orders[gpu.uuid] = Order(turn, {gpu.uuid: _rule(desired)}, desired.foreign_instances, desired.on_failure)
-        wishes[gpu.uuid] = desired
-    return Turn(turn, orders, wishes)
-
-
-def _restoring(ours: Iterable[Stored[Partition]], seen: NodeSeen, work: NodeWork) -> Turn | None:
-    """What a reboot took away, where the wish that it came from was withdrawn but not deleted."""
-    orders: dict[str, Order] = {}
-    wishes: dict[str, Desired] = {}
-    for partition in ours:
-        gpu, desired = seen.gpu(partition.name), partition.value.spec.desired
-        if gpu is None or gpu.lost or desired is None or HOLD in partition.annotations:
-            continue
-        layout = work.accepted.get(gpu.uuid)
-        if layout is not None:
-            goal: Rule | Layout = layout
-            orders[gpu.uuid] = Order(RESTORE, {gpu.uuid: goal}, desired.foreign_instances, desired.on_failure)
+        goal = goal_of(gpu.uuid, desired)
+        if goal is not None:
+            orders[gpu.uuid] = Order(turn, {gpu.uuid: goal}, desired.foreign_instances, desired.on_failure)
             wishes[gpu.uuid] = desired
-    return Turn(RESTORE, orders, wishes) if orders else None
+    return Turn(turn, orders, wishes)
 
 
 @lru_cache(maxsize=256)
