@@ -202,11 +202,10 @@ def _said(plan: PlanFacts, shares: Sequence[Share], states: Sequence[str], stop:
 
 def _skipped(shares: Sequence[Share]) -> str:
     """The nodes that are not to be had for reasons that are not ours, with these reasons."""
-    found = [(s.node.name, why) for s in shares if not s.turn.progress.given and (why := away(s.turn.progress.wish))]
+    found = [why.message for s in shares if not s.turn.progress.given and (why := away(s.turn.progress.wish))]
     if not found:
         return ""
-    more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    return "skipped: " + ", ".join(f"{why.message}" for _, why in found[:_LISTED]) + more
+    return f"skipped: {_listed(found)}"
 
 
 def _idling(shares: Sequence[Share]) -> str:
@@ -218,8 +217,12 @@ def _idling(shares: Sequence[Share]) -> str:
     ]
     if not found:
         return ""
+    return f"in use on {_listed(found)}: kubectl get gpart -o wide says by whom"
+
+
+def _listed(found: Sequence[str]) -> str:
     more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    return f"in use on {', '.join(found[:_LISTED])}{more}: kubectl get gpart -o wide says by whom"
+    return ", ".join(found[:_LISTED]) + more
 
 
 def _silent(shares: Sequence[Share]) -> str:
