@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import settings
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="ten times as many seeded runs, and other ones")
     parser.addoption("--seed", type=int, help="the first seed of the seeded runs; 0, or 1,000,000 to soak")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The same examples on every machine, so that a run tells of the code alone; other ones each time to soak."""
+    settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+    settings.register_profile("soak", derandomize=False, database=None, deadline=None, print_blob=True)
+    settings.load_profile("soak" if config.getoption("--soak") else "repeatable")
 
 
 @pytest.fixture

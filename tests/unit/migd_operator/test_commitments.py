@@ -202,7 +202,7 @@ class Fleets:
             there = fit(board_of_a100(), counts({i.profile or "": i.count for i in desired.instances}))
             assert isinstance(there, frozenset)
             seen = observed(True, there, set())
-        read = self.read.get(one.name, one.generation)
+        read = self.read.get(one.name, one.status.observed_generation)
         after = answered(remade(one, generation=read), phase, seen)
         return remade(after, generation=one.generation)
 
