@@ -99,8 +99,5 @@ PARTITIONS: Final = Kind(
     "GPUPartition",
     "gpupartitions",
     _partition,
-    list_maps={
-        ("status", "conditions"): ("type",),
-        ("status", "board", "profiles"): ("name",),
-    },
+    list_maps={("status", "conditions"): ("type",)},
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from migd.mig.profiles import Profile
 
@@ -32,8 +33,8 @@ class Board:
 
     @classmethod
     def of(cls, profiles: Iterable[Profile]) -> Board:
-        """A board of these profiles, in whatever order they were reported."""
-        return cls(tuple(sorted(profiles, key=lambda p: p.name)))
+        """The board of these profiles, in whatever order they were reported; equal ones are one object."""
+        return _shared(tuple(sorted(profiles, key=lambda p: p.name)))
 
     def profile(self, name: str) -> Profile:
         """The profile of this exact name; KeyError where the board does not offer it."""
@@ -61,6 +62,12 @@ class Board:
         """
         uses = [[_count(p) * engines for engines in p.engines.kinds()] for p in self.profiles if p.placements]
         return tuple(max(column) for column in zip(*uses, strict=True)) if uses else (0, 0, 0, 0, 0)
+
+
+@lru_cache(maxsize=256)
+def _shared(profiles: tuple[Profile, ...]) -> Board:
+    """One board for all GPUs that are alike: comparing it with itself costs nothing."""
+    return Board(profiles)
 
 
 def _count(profile: Profile) -> int:

@@ -36,6 +36,8 @@ MESSAGE_MAX: Final = 4096
 
 def _time(value: object) -> object:
     if isinstance(value, datetime) and value.tzinfo is not None:
+        if value.tzinfo is UTC:
+            return value
         return value.astimezone(UTC)
     if isinstance(value, str):
         try:
@@ -88,6 +90,10 @@ def following(
     found = []
     for one in sorted(said, key=lambda s: s.type):
         old = known.get(one.type)
+        says = (one.status, generation, one.reason, cut(one.message, MESSAGE_MAX))
+        if old is not None and (old.status, old.observed_generation, old.reason, old.message) == says:
+            found.append(old)
+            continue
         since = old.last_transition_time if old is not None and old.status == one.status else whole_second(now)
         found.append(
             Condition(
@@ -96,7 +102,7 @@ def following(
                 observed_generation=generation,
                 last_transition_time=since,
                 reason=one.reason,
-                message=cut(one.message, MESSAGE_MAX),
+                message=says[-1],
             )
         )
     return tuple(found)

@@ -5,10 +5,11 @@ Source of names, bounds and meanings: crds/migd.dev_gpupartitions.yaml.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, PrivateAttr, ValidationError, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, WrapValidator, model_validator
 
 from migd.mig.boards import Board
 from migd.mig.geometry import Counts, Geometry, GpuInstance, Layout
@@ -97,6 +98,49 @@ class ProfileDoc(Value):
     placements: Annotated[tuple[PlaceDoc, ...], Tuple]
 
 
+def _ids_once(profiles: tuple[ProfileDoc, ...]) -> tuple[ProfileDoc, ...]:
+    if len({p.id for p in profiles}) != len(profiles):
+        raise wrong("profiles names one id twice")
+    return profiles
+
+
+class Profiles(tuple[ProfileDoc, ...]):
+    """The profiles of a board: one object for all that are equal, which is hashed once."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+@lru_cache(maxsize=256)
+def shared_profiles(profiles: tuple[ProfileDoc, ...]) -> Profiles:
+    """The one object for all profiles that are equal to these: a fleet has few models."""
+    return Profiles(profiles)
+
+
+def _read_once(given: object, read: Callable[[object], tuple[ProfileDoc, ...]]) -> Profiles:
+    """What is told of every GPU, at each change of any, is read once; its text says whether it is the same."""
+    if type(given) is Profiles:
+        return given
+    if not isinstance(given, list):
+        return shared_profiles(read(given))
+    text = repr(given)
+    known = _READ.get(text)
+    if known is None:
+        known = shared_profiles(read(given))
+        if len(_READ) >= _READ_MAX:
+            _READ.clear()
+        _READ[text] = known
+    return known
+
+
+_READ: Final[dict[str, Profiles]] = {}
+_READ_MAX: Final = 256
+
+
 class BoardDoc(Value):
     """What the GPU is by nature, as NVML tells."""
 
@@ -110,13 +154,13 @@ class BoardDoc(Value):
     mig_capable: bool | None = Field(None, alias="migCapable")
     mode_change_resets: bool | None = Field(None, alias="modeChangeResets")
     trouble: str = ""
-    profiles: Annotated[tuple[ProfileDoc, ...], once("profile", lambda p: p.name), Tuple] = ()
-
-    @model_validator(mode="after")
-    def _ids_once(self) -> Self:
-        if len({p.id for p in self.profiles}) != len(self.profiles):
-            raise wrong("profiles names one id twice")
-        return self
+    profiles: Annotated[
+        tuple[ProfileDoc, ...],
+        once("profile", lambda p: p.name),
+        AfterValidator(_ids_once),
+        Tuple,
+        WrapValidator(_read_once),
+    ] = ()
 
 
 class ModeDoc(Value):

@@ -8,6 +8,7 @@ Source: sigs.k8s.io/structured-merge-diff, and what kube-apiserver 1.37.2 was se
 from __future__ import annotations
 
 import json
+import marshal
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,16 +38,16 @@ class Owner:
     subresource: str = ""
 
 
+def _name(owner: Owner) -> tuple[str, str, str]:
+    return owner.manager, owner.operation, owner.subresource
+
+
 Owners = Mapping[Owner, frozenset[Path]]
 
 
 def copied(value: Any) -> Any:
-    """A deep copy of a JSON value; several times faster than copy.deepcopy, which also asks what is shared."""
-    if type(value) is dict:
-        return {key: copied(item) for key, item in value.items()}
-    if type(value) is list:
-        return [copied(item) for item in value]
-    return value
+    """A deep copy of a JSON value; many times faster than copy.deepcopy, which also asks what is shared."""
+    return marshal.loads(marshal.dumps(value)) if isinstance(value, dict | list) else value  # noqa: S302  our own bytes
 
 
 def leaves(document: Any, list_maps: ListMaps) -> dict[Path, Any]:
@@ -176,7 +177,7 @@ def apply(
     mine = leaves(config, list_maps)
     conflicts = tuple(
         (owner.manager, path)
-        for owner, fields in sorted(owners.items(), key=lambda pair: str(pair[0]))
+        for owner, fields in sorted(owners.items(), key=lambda pair: _name(pair[0]))
         if owner != me
         for path in sorted(fields)
         if path in mine and mine[path] != {} and at(document, path) != mine[path]
@@ -236,7 +237,7 @@ def managed_fields(owners: Owners, api_version: str) -> list[Json]:
             "fieldsV1": _tree(fields),
             **({"subresource": owner.subresource} if owner.subresource else {}),
         }
-        for owner, fields in sorted(owners.items(), key=lambda pair: (pair[0].manager, str(pair[0])))
+        for owner, fields in sorted(owners.items(), key=lambda pair: _name(pair[0]))
     ]
 
 

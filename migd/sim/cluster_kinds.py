@@ -69,7 +69,6 @@ def _event(new: Json, _old: Json | None) -> tuple[str, ...]:
     return tuple(wrong)
 
 
-_ENGINES: Final = {"copy": 0, "decoder": 0, "encoder": 0, "jpeg": 0, "ofa": 0}
 KINDS: Final = (
     SimKind(
         "migd.dev/v1alpha1",
@@ -77,10 +76,7 @@ KINDS: Final = (
         "gpupartitions",
         status=True,
         generation=True,
-        list_maps={
-            ("status", "conditions"): ("type",),
-            ("status", "board", "profiles"): ("name",),
-        },
+        list_maps={("status", "conditions"): ("type",)},
         defaults={
             ("spec", "desired"): {
                 "allowEmpty": False,
@@ -89,7 +85,6 @@ KINDS: Final = (
                 "foreignInstances": "Refuse",
             },
             ("spec", "desired", "instances", "[]"): {"count": 1},
-            ("status", "board", "profiles", "[]", "engines"): _ENGINES,
         },
         check=_partition,
     ),

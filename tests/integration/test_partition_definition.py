@@ -148,11 +148,7 @@ def test_a_partition_stays_on_its_node(plane: ControlPlane, field: str):
 def test_a_status_has_room_for_all_that_is_known_of_a_gpu(plane: ControlPlane):
     name = made(plane)
     seen = plane.admin.apply(f"{PARTITIONS}/{name}/status", applied(name, STATUS), "migd-agent").object()
-    engines = seen["status"]["board"]["profiles"][0].pop("engines")
-    assert engines == {"copy": 3, "decoder": 2, "encoder": 0, "jpeg": 0, "ofa": 0}
-    for part, wanted in STATUS.items():
-        if part != "board":
-            assert seen["status"][part] == wanted
+    assert seen["status"] == STATUS, "nothing is filled in"
     assert seen["metadata"]["generation"] == 1
 
 

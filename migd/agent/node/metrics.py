@@ -65,6 +65,7 @@ class Metrics:
         )
         self._turns = Counter("migd_agent_turns", "Looks with a decision.", registry=self.registry)
         self._since: dict[str, float] = {}
+        self._counted: Mapping[Phase, int] = {}
         for state in ("closed", "paused"):
             self._in_state.labels(state).set(0)
             self._in_all.labels(state)
@@ -76,8 +77,12 @@ class Metrics:
     def turn(self, phases: Mapping[str, Phase | None]) -> None:
         """A decision was made; the phase of each GPU, by name."""
         self._turns.inc()
-        for phase in PHASES:
-            self._phases.labels(phase).set(sum(1 for found in phases.values() if found == phase))
+        every = list(phases.values())
+        counted = {phase: every.count(phase) for phase in PHASES}
+        for phase, number in counted.items():
+            if number != self._counted.get(phase):
+                self._phases.labels(phase).set(number)
+        self._counted = counted
 
     def succeeded(self, now: datetime) -> None:
         """A turn ended with nothing wrong."""

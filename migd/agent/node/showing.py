@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import lru_cache
 from typing import Final, Literal
 
 from migd.agent.node.moments import work_of
@@ -27,6 +28,7 @@ from migd.plans.partitions import (
     ProfileDoc,
     Step,
     Switch,
+    shared_profiles,
 )
 
 _LAYOUT_MAX: Final = 1024
@@ -88,10 +90,14 @@ def transition_doc(
         started_at=datetime.fromisoformat(work.began_at),
         finished_at=datetime.fromisoformat(work.ended_at) if over else None,
         result=result,
-        steps=tuple(
-            Step(name=s.name, started_at=datetime.fromisoformat(s.at), milliseconds=s.milliseconds) for s in work.steps
-        ),
+        steps=tuple(_step(s.name, s.at, s.milliseconds) for s in work.steps),
     )
+
+
+@lru_cache(maxsize=1024)
+def _step(name: str, at: str, milliseconds: int | None) -> Step:
+    """A step stays as it is for as long as its change is told."""
+    return Step(name=name, started_at=datetime.fromisoformat(at), milliseconds=milliseconds)
 
 
 def _closed(was: LastTransition | None, record: Record, uuid: str) -> LastTransition | None:
@@ -140,8 +146,10 @@ def _result(record: Record, uuid: str) -> Literal["Succeeded", "RolledBack", "Ba
     return "RolledBack" if whole and outcome.phase in ("Blocked", "Failed") else "Failed"
 
 
+@lru_cache(maxsize=64)
 def _profiles(board: Board) -> tuple[ProfileDoc, ...]:
-    return tuple(
+    """The same object as is read back, so that comparing them costs nothing."""
+    found = tuple(
         ProfileDoc(
             name=p.name,
             id=p.profile_id,
@@ -156,6 +164,7 @@ def _profiles(board: Board) -> tuple[ProfileDoc, ...]:
         )
         for p in board.profiles
     )  # fmt: skip
+    return shared_profiles(found)
 
 
 def _instance(there: SeenInstance, foreign: bool) -> InstanceDoc:
