@@ -60,7 +60,7 @@ def advertised(before: Mapping[str, int], report: Report) -> tuple[dict[str, int
     A resource of which the report says nothing keeps its capacity, and is as allocatable as that. So a key is never
     removed, and where the one report that says "removed" was lost, its old number is there to stay.
     """
-    capacity = {**before, **report.capacity, **dict.fromkeys(report.removed, 0)}
+    capacity = {**before, **report.capacity, **dict.fromkeys(sorted(report.removed), 0)}
     return capacity, {**capacity, **report.allocatable}
 
 

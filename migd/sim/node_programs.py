@@ -245,7 +245,7 @@ class Features(Idle):
         labels = features(self.box.host, self.box.config)
         if labels == self._told:
             return
-        gone = dict.fromkeys(self._told.keys() - labels.keys())
+        gone = dict.fromkeys(sorted(self._told.keys() - labels.keys()))
         if self.box.features.merge("nodes", self.box.node, {"metadata": {"labels": {**labels, **gone}}}) is not None:
             self._told = labels
 

@@ -110,9 +110,9 @@ def tale(seed: int) -> Tale:
     """The story of a seed: most are small, a few are large."""
     dice = random.Random(f"tale {seed}")
     size = dice.random()
-    model = dice.choices(list(CUTS), (6, 1, 2, 2))[0]
+    model = dice.choices(list(CUTS), (8, 1, 1, 2))[0]
     nodes, gpus = (
-        (1, 1) if size < 0.7 else ((1, 2) if size < 0.8 else ((2, 1) if size < 0.93 else (3, dice.choice((1, 2)))))
+        (1, 1) if size < 0.78 else ((1, 2) if size < 0.86 else ((2, 1) if size < 0.96 else (3, dice.choice((1, 2)))))
     )
     specs = tuple(_node(dice, f"node-{'abc'[n]}", model if dice.random() < 0.8 else "a30", gpus) for n in range(nodes))
     kind = dice.random()
@@ -120,9 +120,9 @@ def tale(seed: int) -> Tale:
     acts: tuple[Act, ...] = ()
     chances = Chances(0.0, 0.0)
     if kind > 0.15:
-        number = dice.choice((1, 1, 1, 2, 2, 3, 4))
+        number = dice.choice((1, 1, 1, 1, 2, 2, 2, 3, 4))
         times = sorted(
-            round(dice.choice((dice.uniform(0, 45), dice.uniform(0, 45), dice.uniform(0, 150))), 3)
+            round(dice.choice((dice.uniform(0, 40), dice.uniform(0, 40), dice.uniform(0, 100))), 3)
             for _ in range(number)
         )
         acts = tuple(Act(at, dice.choices(list(ACTS), list(ACTS.values()))[0], dice.getrandbits(32)) for at in times)
@@ -180,7 +180,7 @@ def _spec(dice: random.Random, specs: tuple[NodeSpec, ...]) -> dict[str, Any]:
 def _jobs(dice: random.Random, specs: tuple[NodeSpec, ...]) -> tuple[Workload, ...]:
     """Who uses GPUs: jobs that come and go, and services that stay until they are stopped."""
     profiles = sorted({p for spec in specs for layout in spec.layout.values() for p in layout})
-    if not profiles or dice.random() < 0.45:
+    if not profiles or dice.random() < 0.5:
         return ()
     found = []
     for number in range(dice.choice((1, 1, 2))):
