@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
+from migd.plans.conditions import COMMITTED, MOVING
 from migd.plans.partitions import Partition
 from migd_operator.claims import Left, NodeWish
 
 State = Literal["Ready", "Changing", "Waiting", "Blocked", "Failed", "Unknown"]
-MOVING: Final = frozenset({"Pending", "WaitingForIdle", "Draining", "Changing", "Verifying", "RollingBack"})
-COMMITTED: Final = frozenset({"Changing", "Verifying", "RollingBack"})
-"""After the first effect on hardware: such a node finishes, whatever is decided meanwhile."""
 _BROKEN: Final = frozenset({"Failed", "Held"})
 _STUCK: Final = frozenset({"Blocked", "RebootRequired"})
 _MET: Final = "at its last turn this was in the way: "

@@ -12,7 +12,7 @@ from migd.agent.node.moments import Judged, View, in_debt, work_of
 from migd.agent.node.turning import RETRY, held_of
 from migd.agent.records import AS_WISHED, Cause, NodeWork, Record, Stage
 from migd.kube.stored import Stored
-from migd.plans.conditions import WELL, Phase, Reason, Said, Status, cut
+from migd.plans.conditions import MOVING, WELL, Phase, Reason, Said, Status, cut
 from migd.plans.partitions import BlockerDoc, Partition, Pod
 from migd.plans.preview import Blocker
 
@@ -30,7 +30,6 @@ _DRAINING: Final[frozenset[Stage]] = frozenset({"Closing", "Settling", "Pausing"
 _CHANGING: Final[frozenset[Stage]] = frozenset({"Applying", "Refreshing"})
 _SHOWING: Final[frozenset[Stage]] = frozenset({"Opening", "Verifying"})
 _NEXT_TRY: Final = f"it is tried again by itself, or at once with the annotation {RETRY}"
-_MOVING: Final = frozenset({"Pending", "WaitingForIdle", "Draining", "Changing", "Verifying", "RollingBack"})
 _TAKES_A_PERSON: Final = frozenset(
     {"Conflict", "DuplicateGPU", "ForeignOwner", "Infeasible", "Invalid", "NotCapable", "UnknownProfile"}
 )
@@ -170,7 +169,7 @@ def _conditions(
     done = mine and plan is not None and not plan.changes and plan.refused is None and plan.blocked is None
     waiting = Cause("Waiting", "it is not so yet")
     ready: Status = "True" if phase == "Ready" else "False"
-    lasting = cause if phase not in _MOVING or phase in ("RollingBack", "WaitingForIdle") else waiting
+    lasting = cause if phase not in MOVING or phase in ("RollingBack", "WaitingForIdle") else waiting
     applied = _said("Applied", "True", AS_WISHED) if done else _said("Applied", "False", lasting)
     return (
         _said("Ready", ready, cause),

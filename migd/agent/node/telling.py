@@ -12,7 +12,7 @@ from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.showing import board_doc, observed_doc, previous_doc, same_but_use, transition_doc
 from migd.agent.records import Record
 from migd.kube.stored import OURS, Stored
-from migd.plans.conditions import MESSAGE_MAX, WELL, Phase, cut, following
+from migd.plans.conditions import HALF_WAY, MESSAGE_MAX, MOVING, WELL, Phase, cut, following
 from migd.plans.partitions import Partition, PartitionStatus
 
 COALESCE_S: Final = 30.0
@@ -21,10 +21,9 @@ COALESCE_S: Final = 30.0
 _WORST: Final[tuple[tuple[str, frozenset[Phase]], ...]] = (
     ("failed", frozenset({"Failed", "Lost"})),
     ("blocked", frozenset({"Blocked", "Held", "RebootRequired"})),
-    ("changing", frozenset({"Pending", "WaitingForIdle", "Draining", "Changing", "Verifying", "RollingBack"})),
+    ("changing", MOVING),
     ("ready", frozenset({"Ready"})),
 )
-_HALF_WAY: Final[frozenset[Phase]] = frozenset({"Changing", "RollingBack"})
 _STATE: Final = f"{OURS}state"
 _COUNT: Final = (f"{OURS}mig-", ".count")
 
@@ -67,7 +66,7 @@ def _status(record: Record, view: View, judged: Judged, partition: Stored[Partit
     ours = record.gpu(now.uuid if now is not None else partition.name)
     half_way = said.phase == was.phase  # each step and each operation is not worth a write
     well = said.phase == "Ready" or (said.phase == "Idle" and said.cause.reason in WELL)
-    steady = half_way and said.phase in _HALF_WAY
+    steady = half_way and said.phase in HALF_WAY
     transition = transition_doc(record, partition, now, was.last_transition)
     if half_way and transition is not None and was.last_transition is not None and transition.finished_at is None:
         transition = was.last_transition if was.last_transition.finished_at is None else transition
@@ -102,7 +101,7 @@ def _labels(seen: NodeSeen, statuses: Mapping[str, PartitionStatus]) -> dict[str
     if not phases:
         return labels
     labels[_STATE] = next((word for word, those in _WORST if phases & those), "changing")
-    if phases & _HALF_WAY:  # kubelet, scheduler and many others follow nodes: an operation is not worth a write
+    if phases & HALF_WAY:  # kubelet, scheduler and many others follow nodes: an operation is not worth a write
         return labels | {key: seen.node.value.labels[key] for key in there if key != _STATE}
     counts: dict[str, int] = {}
     for gpu in seen.gpus:
