@@ -92,7 +92,7 @@ def plan_status(
     plan: PlanFacts, shares: Sequence[Share], preview: PlanPreview, stop: Left | None, now: datetime
 ) -> PlanStatus:
     """The status of a plan. shares: nodes with a GPU that it decides on, by name."""
-    states = [_state(share) for share in shares]
+    states = [_state(share, plan.name) for share in shares]
     claims = [(share, claim) for share in shares for claim in share.claims]
     done = sum(as_wished(share.turn, claim) for share, claim in claims)
     said = _said(plan, shares, states, _with_command(plan, preview, stop))
@@ -145,8 +145,10 @@ def as_wished(turn: Turn, claim: Claim) -> bool:
     return turn.progress.given and claim.desired is not None and is_ready(claim.partition)
 
 
-def _state(share: Share) -> str:
+def _state(share: Share, plan: str) -> str:
     state = share.turn.progress.state
+    if state == "Waiting" and plan in share.turn.progress.failed:
+        return "failed"
     if state in ("Ready", "Waiting") and any(c.left is not None for c in share.claims):
         return "blocked"
     return state.lower()
