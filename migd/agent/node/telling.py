@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +24,7 @@ _WORST: Final[tuple[tuple[str, frozenset[Phase]], ...]] = (
     ("changing", MOVING),
     ("ready", frozenset({"Ready"})),
 )
-_STATE: Final = f"{OURS}state"
+STATE: Final = f"{OURS}state"
 _COUNT: Final = (f"{OURS}mig-", ".count")
 
 
@@ -96,13 +96,13 @@ def _labels(seen: NodeSeen, statuses: Mapping[str, PartitionStatus]) -> dict[str
     wished = {p.name for p in seen.partitions if p.value.spec.desired is not None}
     phases = {status.phase for name, status in statuses.items() if name in wished}
     start, end = _COUNT
-    there = [k for k in seen.node.value.labels if k == _STATE or (k.startswith(start) and k.endswith(end))]
+    there = [k for k in seen.node.value.labels if k == STATE or (k.startswith(start) and k.endswith(end))]
     labels: dict[str, str | None] = dict.fromkeys(there)
     if not phases:
         return labels
-    labels[_STATE] = next((word for word, those in _WORST if phases & those), "changing")
+    labels[STATE] = worst_of(phases)
     if phases & HALF_WAY:  # kubelet, scheduler and many others follow nodes: an operation is not worth a write
-        return labels | {key: seen.node.value.labels[key] for key in there if key != _STATE}
+        return labels | {key: seen.node.value.labels[key] for key in there if key != STATE}
     counts: dict[str, int] = {}
     for gpu in seen.gpus:
         for instance in gpu.instances:
@@ -110,3 +110,8 @@ def _labels(seen: NodeSeen, statuses: Mapping[str, PartitionStatus]) -> dict[str
                 key = f"{start}{instance.instance.profile.replace('+', '.')}{end}"
                 counts[key] = counts.get(key, 0) + 1
     return labels | {key: str(number) for key, number in counts.items()}
+
+
+def worst_of(phases: Set[Phase | None]) -> str:
+    """The node's state by the phases of its GPUs that have a wish."""
+    return next((word for word, those in _WORST if phases & those), "changing")
