@@ -15,7 +15,7 @@ from migd.agent.node.holding import Held, held
 from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.turning import Turn, turn_of
 from migd.agent.records import Cause, NodeWork, Outcome, Record, Stage, StepTime
-from migd.kube.owed import owed_of, paid
+from migd.kube.owed import owing, paid
 from migd.plans.conditions import time_text
 from migd.plans.preview import GpuPreview
 
@@ -172,7 +172,7 @@ def not_before(work: NodeWork, view: View) -> dict[str, Any]:
 
 def in_debt(view: View) -> bool:
     """Whether something of ours is still on the node: our taint, or old values that we owe."""
-    return view.seen.node.value.closed or owed_of(view.seen.node) is not None
+    return owing(view.seen.node)
 
 
 def pay(view: View) -> ChangeNode:
