@@ -220,8 +220,7 @@ class Operator:
 
     def _remember(self, look: Look, until_s: float) -> None:
         self._agents = {
-            n: (self._hearing.agent(n, until_s), self._hearing.overdue(n, until_s))
-            for n in sorted(look.listened)
+            n: (self._hearing.agent(n, until_s), self._hearing.overdue(n, until_s)) for n in sorted(look.listened)
         }
 
     def _now_s(self) -> float:

@@ -10,11 +10,10 @@ from migd.agent.driving import backwards
 from migd.agent.node.bounds import BACKOFF_FIRST_S, GUARD_LOOK_S, NUDGE_S, POLL_S, WEDGED_S
 from migd.agent.node.effects import ChangeNode, Effect, ForgetRetry, LookAgain, Wait
 from migd.agent.node.guarding import guard, misfit, unwedging, wedged
-from migd.agent.node.moments import Judged, View, attempt, begun, enter, in_debt, judge, pay, work_of, working
+from migd.agent.node.moments import Judged, View, attempt, begun, enter, in_debt, judge, pay, shut, work_of, working
 from migd.agent.node.turning import HOLD, RETRY, Turn
 from migd.agent.node.verifying import watch
 from migd.agent.records import Cause, NodeWork, Outcome, Record
-from migd.kube.owed import closing
 
 Decided = tuple[Record, Effect | None]
 
@@ -84,7 +83,7 @@ def waiting(record: Record, view: View) -> Decided:
 def _closing(record: Record, view: View, before: Mapping[str, str]) -> Decided:
     """The journal first: it is on disk before the node changes."""
     record = enter(record, "Closing", view, why=None, closed_s=view.now_s, ended_at="", before=before)
-    return record, ChangeNode(closing(view.seen.node, work_of(record).turn), "close the node to new pods")
+    return record, shut(view, work_of(record).turn)
 
 
 def _open(record: Record) -> dict[str, str]:

@@ -9,13 +9,13 @@ from typing import Any, Final
 from migd.agent.deciding import awaiting, opened
 from migd.agent.driving import cause_of
 from migd.agent.node.bounds import backoff_s
-from migd.agent.node.clients import keeps_from_resets
-from migd.agent.node.effects import ChangeNode
+from migd.agent.node.clients import keeps_from_resets, to_stop
+from migd.agent.node.effects import ChangeNode, StopPlugin
 from migd.agent.node.holding import Held, held
 from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.turning import Turn, turn_of
 from migd.agent.records import Cause, NodeWork, Outcome, Record, Stage, StepTime
-from migd.kube.owed import owing, paid
+from migd.kube.owed import closing, owing, paid
 from migd.plans.conditions import time_text
 from migd.plans.preview import GpuPreview
 
@@ -173,6 +173,12 @@ def not_before(work: NodeWork, view: View) -> dict[str, Any]:
 def in_debt(view: View) -> bool:
     """Whether something of ours is still on the node: our taint, or old values that we owe."""
     return owing(view.seen.node)
+
+
+def shut(view: View, turn: str) -> ChangeNode:
+    """Close the node to new pods, if then the pods of its device plugin may be deleted: else nothing is begun."""
+    then = tuple(StopPlugin(pod.namespace, pod.name, pod.uid) for pod in to_stop(view.seen))
+    return ChangeNode(closing(view.seen.node, turn), "close the node to new pods", then)
 
 
 def pay(view: View) -> ChangeNode:

@@ -698,6 +698,21 @@ def test_a_record_without_a_nodes_part_is_taken_up() -> None:
 # --- an API server that denies ---
 
 
+def test_a_node_whose_plugin_may_not_be_stopped_is_not_even_closed_and_goes_on_once_it_may() -> None:
+    """Seen: it was closed for seconds at each try, again and again, and pods that could have run there waited."""
+    node = ready("Helm")
+    node.keeps_plugin = Cause("NoPermission", "the API server does not let the agent stop pod kube-system/plugin: 403")
+    node.longest_closed = 0.0
+    node.wish("bbbbbbbb", {0: TWO_G, 1: ONE_G})
+    node.run(3600)
+    assert (node.phases(), node.reasons()[0]) == (["Blocked", "Blocked"], "NoPermission")
+    assert node.partitions["gpu-0"].value.status.message == node.keeps_plugin.message
+    assert node.longest_closed == 0.0
+    node.keeps_plugin = None
+    assert node.run(3600)
+    assert node.phases() == ["Ready", "Ready"]
+
+
 def test_a_node_that_may_not_be_opened_again_says_why_it_stays_closed() -> None:
     """It said that the kubelet was waited for, and at rest that all was ready, while no pod could land there."""
     node = ready("Helm")
