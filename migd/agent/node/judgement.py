@@ -8,7 +8,9 @@ from typing import Final, cast
 
 from migd.agent.driving import NEXT_COMMAND
 from migd.agent.node.advertising import differing
+from migd.agent.node.guarding import guard
 from migd.agent.node.moments import Judged, View, in_debt, work_of
+from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.turning import RETRY, held_of
 from migd.agent.records import AS_WISHED, Cause, NodeWork, Record, Stage
 from migd.kube.stored import Stored
@@ -69,7 +71,7 @@ def _phase(record: Record, view: View, judged: Judged, partition: Stored[Partiti
         moving = _moving(record, work, now.uuid)
         if moving is not None:
             return moving
-    left = _left_out(partition)
+    left = _left_out(partition, view.seen)
     if desired is None:
         return "Idle", left or Cause("NotNeeded", "")
     outcome = record.gpu(now.uuid).outcome
@@ -92,11 +94,16 @@ def _phase(record: Record, view: View, judged: Judged, partition: Stored[Partiti
     return _at_rest(work, view, judged, now.uuid, desired.drift)
 
 
-def _left_out(partition: Stored[Partition]) -> Cause | None:
-    """What keeps this GPU from a turn, as the operator says of this very wish; None where it only has to wait."""
+def _left_out(partition: Stored[Partition], seen: NodeSeen) -> Cause | None:
+    """What keeps this GPU from a turn, as the operator says of this very wish; None where it only has to wait.
+
+    While it waits, what would be in the way of its turn is told before that comes.
+    """
     said = partition.value.says("Assigned")
     if said is None or said.status != "False" or said.observed_generation != partition.generation:
         return None
+    if said.reason == "Waiting":
+        return guard(seen)
     return None if said.reason in WELL else Cause(said.reason, said.message)
 
 
