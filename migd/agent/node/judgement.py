@@ -85,6 +85,8 @@ def _phase(record: Record, view: View, judged: Judged, partition: Stored[Partiti
     if outcome is not None and outcome.phase != "Ready":
         message = outcome.cause.message.replace(NEXT_COMMAND, _NEXT_TRY)
         return outcome.phase, Cause(outcome.cause.reason, message)
+    if now.uuid in judged.drifted:
+        return "Blocked", judged.apart[now.uuid].cause
     if work.stage == "Waiting":
         return _waiting(work, judged, now.uuid)
     if outcome is None:
@@ -145,11 +147,8 @@ def _in_use_elsewhere(judged: Judged) -> str:
 
 
 def _at_rest(work: NodeWork, view: View, judged: Judged, uuid: str, drift: str) -> tuple[Phase, Cause]:
-    if drift == "Observe" and (uuid in judged.changing or uuid in judged.apart):
-        here = judged.plans[uuid].seen.layout
-        return "Blocked", Cause(
-            "ForeignInstances", f"somebody else changed this GPU to {here}; drift: Observe leaves it"
-        )
+    if drift == "Observe" and uuid in judged.apart:
+        return "Blocked", judged.apart[uuid].cause
     if work.refresh is not None:
         return "Failed", work.refresh
     if work.unadvertised is not None:

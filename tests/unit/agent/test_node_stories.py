@@ -645,6 +645,42 @@ def test_what_others_change_is_corrected_or_only_told(drift: str) -> None:
     assert node.untouched()
 
 
+def test_what_is_only_observed_stays_so_when_the_node_loses_its_turn_and_gets_it_again() -> None:
+    """Seen: a node that made room for another, and one with a second GPU whose wish was edited, were corrected."""
+    node = ready()
+    node.wish("bbbbbbbb", {0: ONE_G, 1: ONE_G}, drift="Observe")
+    assert node.run(100)
+    gone = max(node.gpus[0].made)
+    del node.gpus[0].made[gone]
+    node.run(300)
+    node.withdraw()
+    node.run(300)
+    node.wish("bbbbbbbb", {0: ONE_G, 1: ONE_G}, drift="Observe")
+    node.run(3600)
+    assert (node.phases(), gone in node.gpus[0].made) == (["Blocked", "Ready"], False)
+    node.wish("cccccccc", {0: ONE_G, 1: TWO_G}, drift="Observe")
+    node.run(3600)
+    assert (node.phases(), gone in node.gpus[0].made) == (["Blocked", "Ready"], False)
+    assert node.reasons() == ["ForeignInstances", ""]
+    node.annotate(0, "migd.dev/retry")
+    node.run(3600)
+    assert (node.phases(), gone in node.gpus[0].made) == (["Ready", "Ready"], True), "somebody asked for it"
+
+
+def test_what_was_only_observed_is_made_as_an_edit_wishes_and_after_a_reboot() -> None:
+    node = ready()
+    node.wish("bbbbbbbb", {0: ONE_G, 1: ONE_G}, drift="Observe")
+    assert node.run(100)
+    del node.gpus[0].made[max(node.gpus[0].made)]
+    node.run(300)
+    node.wish("cccccccc", {0: TWO_G, 1: ONE_G}, drift="Observe")
+    assert node.run(3600)
+    assert node.phases() == ["Ready", "Ready"]
+    reboot(node)
+    assert node.run(3600)
+    assert node.phases() == ["Ready", "Ready"], "what a reboot took is nobody's hand"
+
+
 def test_a_gpu_that_is_lost_or_held_is_left_out_and_the_others_go_on() -> None:
     node = ready(gpus=3)
     node.gpus[0].lost = True
