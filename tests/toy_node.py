@@ -140,6 +140,7 @@ class ToyNode:
         self.refresh_fails = False
         self.clients_stay = False
         self.denies: Cause | None = None
+        self.keeps_plugin: Cause | None = None
         self.daemons_owner = "DaemonSet"
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
         self.tie = itertools.count()
@@ -442,6 +443,8 @@ class ToyNode:
                 self.now_s += 0.01
             case ChangeNode() if self.denies is not None:
                 return self.denies
+            case ChangeNode(then=(_, *_)) | StopPlugin() if self.keeps_plugin is not None:
+                return self.keeps_plugin
             case ChangeNode():
                 self._change(effect)
             case StopPlugin():

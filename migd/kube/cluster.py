@@ -153,10 +153,10 @@ class ApiCluster(Cluster):
             _log.warning("%s %s is not as applied: are defaults left out inside a list?", kind.kind, name)
         return stored
 
-    async def delete(self, kind: Kind[Any], seen: Stored[Any]) -> None:
+    async def delete(self, kind: Kind[Any], seen: Stored[Any], dry_run: bool = False) -> None:
         """See `Writes`."""
         try:
-            await self._verbs.delete(kind.path(seen.name, seen.namespace), seen.uid)
+            await self._verbs.delete(kind.path(seen.name, seen.namespace), seen.uid, dry_run)
         except (MissingError, ConflictError):
             return  # this one is gone; another of its name is none of our business
 

@@ -10,6 +10,7 @@ from migd.kube.errors import Json
 from migd.kube.stored import NOTHING, OURS, Interner, Kind, Stored
 
 TAINT: Final = "migd.dev/changing"
+_EFFECT: Final = "NoSchedule"
 LABELS_OF_OTHERS: Final = frozenset(
     {
         *(
@@ -63,7 +64,7 @@ class Node:
     @property
     def closed(self) -> bool:
         """Our taint keeps new pods away."""
-        return any(taint.key == TAINT for taint in self.taints)
+        return any(_is_ours(taint) for taint in self.taints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ def _taints(old: tuple[Taint, ...], closed: bool | None) -> Iterable[Json]:
     written = [_written(taint) for taint in old]
     yield _test("/spec/taints", written or None)
     if not closed:
-        kept = [_written(taint) for taint in old if taint.key != TAINT]
+        kept = [_written(taint) for taint in old if not _is_ours(taint)]
         yield (
             {"op": "replace", "path": "/spec/taints", "value": kept}
             if kept
@@ -132,7 +133,12 @@ def _taints(old: tuple[Taint, ...], closed: bool | None) -> Iterable[Json]:
         yield {"op": "add", "path": "/spec/taints", "value": [_OURS_WRITTEN]}
 
 
-_OURS_WRITTEN: Final[Json] = {"key": TAINT, "effect": "NoSchedule"}
+_OURS_WRITTEN: Final[Json] = {"key": TAINT, "effect": _EFFECT}
+
+
+def _is_ours(taint: Taint) -> bool:
+    """Whether a taint is the one that closes a node. With another effect it is another taint, and somebody else's."""
+    return (taint.key, taint.effect) == (TAINT, _EFFECT)
 
 
 def _written(taint: Taint) -> Json:

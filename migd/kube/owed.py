@@ -39,6 +39,11 @@ def owed_of(node: Stored[Node]) -> Owed | None:
         return Owed("", {})
 
 
+def owing(node: Stored[Node]) -> bool:
+    """Whether something of ours is still on a node: our taint, or old values that it is owed."""
+    return node.value.closed or OWED in node.annotations
+
+
 def closing(node: Stored[Node], turn: str) -> NodeChange:
     """Our taint, and the debt that says whose it is; a debt that is there already keeps its old values."""
     before = owed_of(node)

@@ -79,8 +79,11 @@ class Writes(Protocol):
         """
         ...
 
-    async def delete(self, kind: Kind[Any], seen: Stored[Any]) -> None:
-        """Delete this object and no other of its name; well where it is gone already."""
+    async def delete(self, kind: Kind[Any], seen: Stored[Any], dry_run: bool = False) -> None:
+        """Delete this object and no other of its name; well where it is gone already.
+
+        dry_run: only ask whether it would be done: DeniedError where it would not, by rights or by a policy.
+        """
         ...
 
     async def without_annotation(self, kind: Kind[T], seen: Stored[T], key: str) -> Stored[T]:

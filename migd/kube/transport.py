@@ -105,9 +105,13 @@ class Verbs:
         """A JSON merge patch."""
         return await self._ask("PATCH", path, {}, body, MERGE)
 
-    async def delete(self, path: str, uid: str) -> Json:
-        """Delete this object and no other of its name; ConflictError where that is another one."""
-        return await self._ask("DELETE", path, {}, {"preconditions": {"uid": uid}})
+    async def delete(self, path: str, uid: str, dry_run: bool = False) -> Json:
+        """Delete this object and no other of its name; ConflictError where that is another one.
+
+        dry_run: rights and policies are asked, and nothing is deleted.
+        """
+        dry = {"dryRun": ["All"]} if dry_run else {}
+        return await self._ask("DELETE", path, {}, {"preconditions": {"uid": uid}, **dry})
 
     async def _ask(self, method: str, path: str, query: Query, body: Any = None, content_type: str = JSON) -> Json:
         await self._throttle.turn()

@@ -29,6 +29,12 @@ Status = Literal["True", "False", "Unknown"]
 
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
+HALF_WAY: Final[frozenset[Phase]] = frozenset({"Changing", "RollingBack"})
+"""Hardware is being changed just now."""
+COMMITTED: Final[frozenset[Phase]] = HALF_WAY | {"Verifying"}
+"""After the first effect on hardware: such a node finishes, whatever is decided meanwhile."""
+MOVING: Final[frozenset[Phase]] = COMMITTED | {"Pending", "WaitingForIdle", "Draining"}
+"""On the way to a wish, or waiting for a turn or for idleness: neither there nor stuck."""
 WELL: Final = frozenset({"AsWished", "Valid", "Assigned", "Waiting", "NotNeeded"})
 """The reasons that name nothing wrong."""
 MESSAGE_MAX: Final = 4096

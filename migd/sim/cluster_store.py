@@ -217,6 +217,8 @@ class Store:
             raise Refusal(
                 409, f"Precondition failed: UID in precondition: {expected}, UID in object meta: {metadata['uid']}"
             )
+        if (body or {}).get("dryRun"):
+            return entry
         now_s = (body or {}).get("gracePeriodSeconds") == 0
         spec = entry.document.get("spec", {})
         if target.kind.kind == "Pod" and spec.get("nodeName") and not now_s:

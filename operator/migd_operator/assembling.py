@@ -10,6 +10,7 @@ from typing import Final
 from migd.kube.caches import Cache
 from migd.kube.leases import DUPLICATES, Lease
 from migd.kube.nodes import Node
+from migd.kube.owed import owing
 from migd.kube.partitions import PlanObject
 from migd.kube.stored import Stored
 from migd.plans.partitions import Partition
@@ -40,6 +41,7 @@ class Caches:
 class Look:
     """The fleet as values, and the objects by name, as of the same moment.
 
+    listened: nodes whose agents are listened for: those with partitions, and those that are owed something.
     overdue: nodes whose agent has been silent for so long that others pay what they are owed.
     """
 
@@ -47,6 +49,7 @@ class Look:
     plans: Mapping[str, Stored[PlanObject]]
     partitions: Mapping[str, Stored[Partition]]
     nodes: Mapping[str, Stored[Node]]
+    listened: frozenset[str]
     overdue: frozenset[str]
 
 
@@ -67,8 +70,8 @@ class Assembler:
         partitions = {one.name: one for one in caches.partitions if not one.deleting}
         plans = {one.name: one for one in caches.plans if not one.deleting}
         nodes = {one.name: one for one in caches.nodes}
-        inhabited = {one.value.spec.node_name for one in partitions.values()}
-        agents = self._agents(inhabited & nodes.keys(), partitions, until_s)
+        inhabited = {one.value.spec.node_name for one in partitions.values()} & nodes.keys()
+        agents = self._agents(inhabited | {name for name, one in nodes.items() if owing(one)}, partitions, until_s)
         facts = [
             self._node(one, agents.get(name, "unheard"), caches.leases, owners.get(name, ()))
             for name, one in nodes.items()
@@ -83,7 +86,7 @@ class Assembler:
         )
         self._plans = {name: self._plans[name] for name in plans if name in self._plans}
         overdue = frozenset(name for name in agents if self._hearing.overdue(name, until_s))
-        return Look(fleet, plans, partitions, nodes, overdue)
+        return Look(fleet, plans, partitions, nodes, frozenset(agents), overdue)
 
     def _agents(self, nodes: set[str], partitions: Mapping[str, Stored[Partition]], until_s: float) -> dict[str, Agent]:
         """What is known of agents. One that was not heard yet, and was said to be silent before, still is."""

@@ -10,7 +10,7 @@ from migd.plans.conditions import Condition
 from migd.plans.partitions import Assignment, Desired, Partition
 from migd.plans.statuses import PlanStatus
 from migd_operator.claims import Claim, Left, node_wish
-from migd_operator.facts import TAKEN_OVER, Fleet, PlanFacts
+from migd_operator.facts import APPROVED, TAKEN_OVER, Fleet, PlanFacts
 from migd_operator.judging import Judge
 from migd_operator.previewing import approved, preview_of
 from migd_operator.telling import Share, invalid_status, partition_conditions, plan_status
@@ -125,7 +125,7 @@ def _stop(plan: PlanFacts, is_approved: bool) -> Left | None:
     if plan.plan.spec.paused:
         return Left("Paused", f"plan {plan.name} is paused")
     if not is_approved:
-        message = f"plan {plan.name} waits for the annotation migd.dev/approved with the digest of its preview"
+        message = f"plan {plan.name} waits for the annotation {APPROVED} with the digest of its preview"
         return Left("AwaitingApproval", message)
     return None
 

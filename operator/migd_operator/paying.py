@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from migd.kube.nodes import Node, NodeChange
-from migd.kube.owed import OWED, paid
+from migd.kube.owed import owing, paid
 from migd.kube.stored import Stored
 from migd_operator.assembling import Look
 from migd_operator.deciding import Decision
@@ -35,7 +35,7 @@ def node_writes(look: Look, decision: Decision) -> tuple[NodeWrite, ...]:
         labels: dict[str, str | None] = {}
         annotations: dict[str, str | None] = {}
         closed = None
-        if name in look.overdue and (OWED in node.annotations or node.value.closed):
+        if name in look.overdue and owing(node):
             due = paid(node)
             labels, annotations, closed = {**due.labels}, {**due.annotations}, due.closed
         if name in decision.silent and node.value.labels.get(STATE) != UNKNOWN:

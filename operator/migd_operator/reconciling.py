@@ -219,10 +219,8 @@ class Operator:
         return done.again_s
 
     def _remember(self, look: Look, until_s: float) -> None:
-        inhabited = {one.node_name for one in (p.spec for p in look.fleet.partitions)}
         self._agents = {
-            n: (self._hearing.agent(n, until_s), self._hearing.overdue(n, until_s))
-            for n in sorted(inhabited & look.nodes.keys())
+            n: (self._hearing.agent(n, until_s), self._hearing.overdue(n, until_s)) for n in sorted(look.listened)
         }
 
     def _now_s(self) -> float:

@@ -11,7 +11,7 @@ from migd.plans.conditions import MESSAGE_MAX, REASONS, Condition, Reason, Said,
 from migd.plans.partitions import Partition
 from migd.plans.statuses import GpuCounts, HistoryEntry, NodeCounts, PlanPreview, PlanStatus
 from migd_operator.claims import Claim, Left
-from migd_operator.facts import InvalidPlan, NodeFacts, PlanFacts
+from migd_operator.facts import APPROVED, InvalidPlan, NodeFacts, PlanFacts
 from migd_operator.turns import Turn, away, is_ready
 
 HISTORY_MAX: Final = 10
@@ -92,10 +92,10 @@ def plan_status(
     plan: PlanFacts, shares: Sequence[Share], preview: PlanPreview, stop: Left | None, now: datetime
 ) -> PlanStatus:
     """The status of a plan. shares: nodes with a GPU that it decides on, by name."""
-    states = [_state(share) for share in shares]
+    states = [_state(share, plan.name) for share in shares]
     claims = [(share, claim) for share in shares for claim in share.claims]
     done = sum(as_wished(share.turn, claim) for share, claim in claims)
-    said = _said(plan, shares, states, stop)
+    said = _said(plan, shares, states, _with_command(plan, preview, stop))
     ready = next(s for s in said if s.type == "Ready")
     well = ready.status == "True"
     conditions = following(plan.status.conditions, said, plan.generation, now)
@@ -111,6 +111,14 @@ def plan_status(
         preview=preview,
         history=_history(plan, shares, states, well, now),
     )
+
+
+def _with_command(plan: PlanFacts, preview: PlanPreview, stop: Left | None) -> Left | None:
+    """What stops a plan, with the command that lets it go. GPUs do not tell it: a digest changes with the fleet."""
+    if stop is None or stop.reason != "AwaitingApproval":
+        return stop
+    command = f"kubectl annotate gpp {plan.name} {APPROVED}={preview.digest} --overwrite"
+    return Left(stop.reason, f"{stop.message}: look at status.preview, then {command}")
 
 
 def invalid_status(plan: InvalidPlan, status: PlanStatus, now: datetime) -> PlanStatus:
@@ -137,8 +145,10 @@ def as_wished(turn: Turn, claim: Claim) -> bool:
     return turn.progress.given and claim.desired is not None and is_ready(claim.partition)
 
 
-def _state(share: Share) -> str:
+def _state(share: Share, plan: str) -> str:
     state = share.turn.progress.state
+    if state == "Waiting" and plan in share.turn.progress.failed:
+        return "failed"
     if state in ("Ready", "Waiting") and any(c.left is not None for c in share.claims):
         return "blocked"
     return state.lower()

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
+from migd.plans.conditions import COMMITTED, MOVING
 from migd.plans.partitions import Partition
 from migd_operator.claims import Left, NodeWish
+from migd_operator.facts import PlanFacts
 
 State = Literal["Ready", "Changing", "Waiting", "Blocked", "Failed", "Unknown"]
-MOVING: Final = frozenset({"Pending", "WaitingForIdle", "Draining", "Changing", "Verifying", "RollingBack"})
-COMMITTED: Final = frozenset({"Changing", "Verifying", "RollingBack"})
-"""After the first effect on hardware: such a node finishes, whatever is decided meanwhile."""
 _BROKEN: Final = frozenset({"Failed", "Held"})
+_BADLY: Final = frozenset({"Failed", "RolledBack", "Held"})
 _STUCK: Final = frozenset({"Blocked", "RebootRequired"})
 _MET: Final = "at its last turn this was in the way: "
 _FORGOTTEN: Final = timedelta(minutes=30)
@@ -29,7 +29,8 @@ class Progress:
     given: all its wished GPUs carry exactly this wish and turn. used: the rollout has it closed, or it failed, or it
     may close at any time. counts: the plans, by name, in whose limits it does while it is used. committed: hardware is
     being changed, so nothing may be taken back. inside: it may be closed for a turn that is not, or not only, for this
-    wish. broke: it failed at a wish before this one; it has a place in the rollout already.
+    wish. failed: the plans, by name, at whose present wish it failed: also where its agent is silent since, or its turn
+    gone. broke: it failed at a wish before this one; it has a place in the rollout already.
     """
 
     wish: NodeWish
@@ -39,12 +40,8 @@ class Progress:
     counts: frozenset[str]
     committed: bool
     inside: bool
+    failed: frozenset[str]
     broke: bool = False
-
-    @property
-    def failed(self) -> bool:
-        """Whether it failed at this very wish: also where its agent has fallen silent since."""
-        return self.given and _answered([c.partition for c in self.wish.wished]) == "Failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +119,16 @@ def progress_of(wish: NodeWish) -> Progress:
     inside = (wish.node.closed and not given) or any(_under_way(p, silent) for p in loose)
     every_plan = names | wish.carried | {plan.name for c in wish.claims for plan in c.plans}
     counts = every_plan if inside else names
+    failed = frozenset(plan.name for c in wish.claims for plan in c.plans if _ended_badly(c.partition, plan))
     if not given:
         broke = any(p.status.phase in _BROKEN for p in wished)
         state = _or_unknown(wish, "Changing" if committed else "Waiting")
-        return Progress(wish, state, False, broke or inside, counts, committed, inside, broke)
+        return Progress(wish, state, False, broke or inside, counts, committed, inside, failed, broke)
     state = _answered(wished)
+    failed |= names if state == "Failed" else frozenset()
     # a silent node that was given a turn may be closed still, so it is used until it is known to be ready
     used = state != "Ready" or inside or wish.node.closed
-    return Progress(wish, _or_unknown(wish, state), True, used, counts, committed, inside)
+    return Progress(wish, _or_unknown(wish, state), True, used, counts, committed, inside, failed)
 
 
 def _under_way(partition: Partition, silent: bool) -> bool:
@@ -174,6 +173,17 @@ def _answered(wished: Sequence[Partition]) -> State:
     return "Ready" if all(is_ready(p) for p in wished) else "Changing"
 
 
+def _ended_badly(partition: Partition, plan: PlanFacts) -> bool:
+    """Whether a GPU's last change was for this very generation of a plan, failed, and still counts.
+
+    Its turn may be gone since: a hold, or an approval that lapsed, makes no failure undone. Success does, or an edit.
+    """
+    last, desired = partition.status.last_transition, partition.spec.desired
+    if last is None or last.result not in _BADLY or partition.status.phase == "Ready" or desired is None:
+        return False
+    return (desired.plan.uid, last.generation) == (plan.uid, plan.generation)
+
+
 def away(wish: NodeWish) -> Left | None:
     """Why a node cannot start for reasons that are not ours; None where it can."""
     node = wish.node
@@ -213,11 +223,11 @@ def give_turns(found: Sequence[Progress], stops: Mapping[str, Left], now: dateti
         for plan in one.wish.plans:
             of_plan.setdefault(plan.name, []).append(one)
     plans = {plan.name: plan for one in ordered for plan in one.wish.plans}
-    failed = {
-        name: next((n.wish.node.name for n in nodes if n.failed), None)
-        for name, nodes in of_plan.items()
-        if plans[name].plan.spec.rollout.pause_on_failure
-    }
+    failed: dict[str, str] = {}
+    for one in ordered:
+        for name in one.failed & plans.keys():
+            if plans[name].plan.spec.rollout.pause_on_failure:
+                failed.setdefault(name, one.wish.node.name)
     turns: dict[str, Turn] = {}
     queue: list[Progress] = []
     for one in ordered:
@@ -237,7 +247,8 @@ def give_turns(found: Sequence[Progress], stops: Mapping[str, Left], now: dateti
     )
     for one in sorted(queue, key=lambda p: _order(p, now)):
         name = one.wish.node.name
-        why = _stopped([plan.name for plan in one.wish.plans], failed)
+        # one that failed itself stopped the others: once it may have a turn again, it is the one to try
+        why = _stopped([plan.name for plan in one.wish.plans if plan.name not in one.failed], failed)
         if why is not None:
             turns[name] = Turn(one, "Take", why)
         elif room.fits(one):
@@ -254,7 +265,7 @@ def give_turns(found: Sequence[Progress], stops: Mapping[str, Left], now: dateti
 def _order(one: Progress, now: datetime) -> tuple[bool, bool, bool, bool, datetime, str]:
     """Who comes first: nodes that failed or are under way, then those that could go, then those that waited longest."""
     there = one.used and _carries(one.wish)
-    return (not one.broke, not there, not _able(one.wish, now), not one.used, *_since(one.wish, now))
+    return (not (one.broke or one.failed), not there, not _able(one.wish, now), not one.used, *_since(one.wish, now))
 
 
 def _settled(one: Progress, stops: Mapping[str, Left], at_it: Set[str]) -> Turn | None:
@@ -271,7 +282,7 @@ def _settled(one: Progress, stops: Mapping[str, Left], at_it: Set[str]) -> Turn 
     if one.wish.turn is None:
         return Turn(one, "Take")
     if one.given:
-        back_out = stop is not None and one.state in ("Changing", "Blocked", "Unknown") and one.wish.changes
+        back_out = stop is not None and one.wish.changes and _begins(one)
         return Turn(one, "Take", stop) if back_out else Turn(one, "Keep")
     if one.wish.frozen is not None:
         return Turn(one, "Leave", one.wish.frozen)
@@ -292,7 +303,13 @@ def _settled(one: Progress, stops: Mapping[str, Left], at_it: Set[str]) -> Turn 
     return None
 
 
-def _stopped(names: Sequence[str], failed: Mapping[str, str | None]) -> Left | None:
+def _begins(one: Progress) -> bool:
+    """Whether the agent of a node with a turn may begin something yet: what failed it tries again, what is held not."""
+    failed = any(c.partition.status.phase == "Failed" for c in one.wish.wished)
+    return failed or one.state in ("Changing", "Blocked", "Unknown")
+
+
+def _stopped(names: Sequence[str], failed: Mapping[str, str]) -> Left | None:
     for name in names:
         node = failed.get(name)
         if node is not None:

@@ -132,7 +132,7 @@ class Mortal:
         eventually(lambda: agent.restarts > restarts, True)
         promise.said(generation)
         ready(cluster, name)
-        promise.kept(crashed=True)
+        promise.kept(deaths=1)
         quiet(cluster, name)
         offered = _offered(cluster, name)
         eventually(lambda: {key: n for key, n in cluster.allocatable(name).items() if n}, offered)

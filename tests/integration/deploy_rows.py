@@ -159,7 +159,14 @@ def lease_without_a_name() -> dict[str, Any]:
 
 
 def opened(node: dict[str, Any]) -> list[dict[str, Any]]:
-    """Our taint, and no other, taken away."""
+    """Our taint, and no other, taken away: the one with another effect is somebody else's."""
+    ours = ("migd.dev/changing", "NoSchedule")
+    kept = [taint for taint in node["spec"]["taints"] if (taint["key"], taint["effect"]) != ours]
+    return [{"op": "replace", "path": "/spec/taints", "value": kept}]
+
+
+def bared(node: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every taint of our name taken away."""
     kept = [taint for taint in node["spec"]["taints"] if taint["key"] != "migd.dev/changing"]
     return [{"op": "replace", "path": "/spec/taints", "value": kept}]
 
@@ -255,12 +262,14 @@ AGENT_MAY_NOT = [
     Row("ends a hold", "shut", "PATCH", CLOSED, note("migd.dev/hold", None), "annotation migd.dev/hold"),
     Row("notes a take-over", "agent", "PATCH", OPEN, note("migd.dev/taken-over", "x"),
         "annotation migd.dev/taken-over"),
-    Row("sets a foreign taint", "agent", "PATCH", OPEN, taint("team"), "taint migd.dev/changing only", JSON_PATCH),
-    Row("sets another taint of ours", "agent", "PATCH", OPEN, taint("migd.dev/x"),
-        "taint migd.dev/changing only", JSON_PATCH),
-    Row("removes all taints", "agent", "PATCH", OPEN, {"spec": {"taints": None}}, "taint migd.dev/changing only"),
-    Row("evicts by taint", "agent", "PATCH", OPEN, taint("migd.dev/changing", "NoExecute"), "effect NoSchedule",
+    Row("sets a foreign taint", "agent", "PATCH", OPEN, taint("team"), "migd.dev/changing:NoSchedule only", JSON_PATCH),
+    Row("takes a taint of another effect away", "shut", "PATCH", CLOSED, bared, "migd.dev/changing:NoSchedule only",
         JSON_PATCH),
+    Row("sets another taint of ours", "agent", "PATCH", OPEN, taint("migd.dev/x"),
+        "migd.dev/changing:NoSchedule only", JSON_PATCH),
+    Row("removes all taints", "agent", "PATCH", OPEN, {"spec": {"taints": None}}, "migd.dev/changing:NoSchedule only"),
+    Row("evicts by taint", "agent", "PATCH", OPEN, taint("migd.dev/changing", "NoExecute"),
+        "migd.dev/changing:NoSchedule only", JSON_PATCH),
     Row("gives its taint a value", "agent", "PATCH", OPEN, taint("migd.dev/changing", value="x"), "no value",
         JSON_PATCH),
     Row("cordons", "agent", "PATCH", OPEN, {"spec": {"unschedulable": True}}, "a cordon is an admin's"),
@@ -338,6 +347,7 @@ OPERATOR_MAY_NOT = [
     Row("closes a node", "operator", "PATCH", OPEN, taint("migd.dev/changing"), "removes the taint", JSON_PATCH),
     Row("sets a foreign taint", "operator", "PATCH", OPEN, taint("team"), "removes the taint", JSON_PATCH),
     Row("removes all taints", "operator", "PATCH", CLOSED, {"spec": {"taints": None}}, "removes the taint"),
+    Row("takes a taint of another effect away", "operator", "PATCH", CLOSED, bared, "removes the taint", JSON_PATCH),
     Row("cordons", "operator", "PATCH", OPEN, {"spec": {"unschedulable": True}}, "a cordon is an admin's"),
     Row("uncordons", "operator", "PATCH", CLOSED, {"spec": {"unschedulable": None}}, "a cordon is an admin's"),
     Row("names a provider", "operator", "PATCH", OPEN, {"spec": {"providerID": "x"}}, "nothing of a node's spec"),

@@ -99,9 +99,10 @@ class Deployed:
         assert done.returncode == 0, done.stderr
 
     def node(self, name: str, labels: Mapping[str, str], annotations: Mapping[str, str], closed: bool = False) -> None:
-        """A node with somebody else's taint, that pods which tolerate everything can be bound to."""
+        """A node with somebody else's taints, that pods which tolerate everything can be bound to."""
         metadata = {"name": name, "labels": dict(labels), "annotations": dict(annotations)}
         kept = [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]
+        kept += [{"key": "migd.dev/changing", "effect": "PreferNoSchedule"}]
         self.admin.create("/api/v1/nodes", {"metadata": metadata, "spec": {"taints": kept}}).object()
         room = {"cpu": "8", "memory": "8Gi", "pods": "20"}
         status = {"status": {"capacity": room, "allocatable": room}}

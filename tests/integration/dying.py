@@ -193,8 +193,9 @@ class GatedCluster:
         work = self._inner.change_node(seen, change)
         return await (self._gate.wait(f"ChangeNode {word_of(change)}", work) if operations(seen, change) else work)
 
-    async def delete(self, kind: Any, seen: Any) -> None:
-        await self._gate.wait("StopPlugin", self._inner.delete(kind, seen))
+    async def delete(self, kind: Any, seen: Any, dry_run: bool = False) -> None:
+        work = self._inner.delete(kind, seen, dry_run)
+        await (work if dry_run else self._gate.wait("StopPlugin", work))  # a death there would change nothing
 
     async def without_annotation(self, kind: Any, seen: Any, key: str) -> Any:
         return await self._gate.wait("ForgetRetry", self._inner.without_annotation(kind, seen, key))

@@ -99,18 +99,21 @@ class Promise:
         self.preview: dict[str, Any] = {}
         self.generation = 0
 
-    def said(self, generation: int) -> dict[str, Any]:
-        """The first preview of this generation, which the operator wrote before it gave any node a turn for it."""
+    def said(self, generation: int, of: Callable[[dict[str, Any]], bool] = lambda _totals: True) -> dict[str, Any]:
+        """The first preview of this generation, which the operator wrote before it gave any node a turn for it.
+
+        of: which one is meant by its totals, where what is in a plan's way goes without an edit of it.
+        """
         _eventually(lambda: status(self._cluster, self._plan).get("observedGeneration"), generation)
         requests: Sequence[Request] = ()
 
         def logged() -> bool:  # what is there to see may be logged a moment later
             nonlocal requests
             requests = self._cluster.plane.audit.requests()[self._since :]
-            return any(self._told(request, generation) for request in requests)
+            return any(self._told(request, generation, of) for request in requests)
 
         assert until(logged, _WITHIN_S, EVERY_S), f"plan {self._plan}: generation {generation} was not previewed"
-        at = next(i for i, request in enumerate(requests) if self._told(request, generation))
+        at = next(i for i, request in enumerate(requests) if self._told(request, generation, of))
         early = [r.name for r in requests[:at] if self._gives(r, generation)]
         assert not early, f"plan {self._plan}: {early} had a turn before anything was previewed"
         told = requests[at].body["status"]["preview"]
@@ -118,10 +121,11 @@ class Promise:
         self.generation = generation
         return self.preview
 
-    def kept(self, crashed: bool = False) -> None:
+    def kept(self, deaths: int = 0, by_now: int | None = None) -> None:
         """Everything happened as it was said, on every GPU, and nothing else; and it is told so.
 
-        crashed: somebody was killed meanwhile, so that what was half made may have been made once more.
+        deaths: how often an agent was killed meanwhile, and each may have left one instance half made, which is then
+        made once more. by_now: the plan's generation, where it was edited while this one was carried out.
         """
         after = Machines.seen(self._cluster, self._nodes)
         done = Counter(
@@ -145,17 +149,16 @@ class Promise:
         assert {key: totals[key] for key in sums} == sums, f"plan {self._plan}: {totals}"
         made = {name: after.made[name] - self._before.made[name] for name in self._nodes}
         # an instance takes a number, and its compute instance another one
-        assert crashed or sum(made.values()) == 2 * sums["create"], (
-            f"plan {self._plan}: made and undone: {made}, {sums}"
-        )
-        self._is_told(after, changed)
+        again = sum(made.values()) - 2 * sums["create"]
+        assert 0 <= again <= 2 * deaths, f"plan {self._plan}: made and undone: {made}, {sums}, {deaths} deaths"
+        self._is_told(after, changed, by_now or self.generation)
 
     def nothing_happened(self) -> None:
         """No GPU of these nodes is another than before, and no instance was made."""
         after = Machines.seen(self._cluster, self._nodes)
         assert after == self._before, f"plan {self._plan}: {self._before} became {after}"
 
-    def _is_told(self, after: Machines, changed: Sequence[str]) -> None:
+    def _is_told(self, after: Machines, changed: Sequence[str], by_now: int) -> None:
         """The partitions tell of the same change; and the preview now says that nothing is left to do."""
 
         def told() -> list[tuple[str, ...]]:
@@ -178,16 +181,17 @@ class Promise:
             for uuid in changed
         ]
         _eventually(told, wanted)
-        _eventually(lambda: _left(status(self._cluster, self._plan)), (self.generation, 0, 0, 0))
+        _eventually(lambda: _left(status(self._cluster, self._plan)), (by_now, 0, 0, 0))
 
     def _node_of(self, uuid: str) -> str:
         return next(name for name in self._nodes if uuid in _cuts(self._cluster.nodes[name])[0])
 
-    def _told(self, request: Request, generation: int) -> bool:
+    def _told(self, request: Request, generation: int, of: Callable[[dict[str, Any]], bool]) -> bool:
         if (request.user, request.resource, request.name) != (OPERATOR, "gpupartitionplans/status", self._plan):
             return False
         preview = ((request.body or {}).get("status") or {}).get("preview") or {}
-        return request.writes and request.code < 300 and preview.get("observedGeneration") == generation
+        told = request.writes and request.code < 300 and preview.get("observedGeneration") == generation
+        return told and of(preview["totals"])
 
     def _gives(self, request: Request, generation: int) -> bool:
         if (request.user, request.resource) != (OPERATOR, "gpupartitions") or not request.writes:

@@ -99,6 +99,6 @@ def test_a_rollout_goes_on_however_often_its_operator_is_killed(mortals: Mortal)
         operator.kill()
         assert until(lambda restarts=restarts: operator.restarts > restarts, WITHIN_S, EVERY_S)
     ready(cluster, "rollout")
-    promise.kept(crashed=True)
+    promise.kept()
     quiet(cluster, *nodes)
     assert most_closed(cluster.plane.audit.requests()[begun:], *nodes) <= 3

@@ -164,10 +164,11 @@ def test_a_pause_backs_out_before_the_first_effect_and_lets_a_change_finish_afte
     late.said(generation)
     made = cluster.nodes[other].machine().snapshot().serial
     eventually(lambda: cluster.nodes[other].machine().snapshot().serial > made, True)
-    late.said(edit(cluster, "pausing", paused=True))
+    paused = edit(cluster, "pausing", paused=True)  # what is previewed now is of the midst of a change
     eventually(lambda: partitions(cluster, other)[0]["status"]["observed"]["summary"], "3g.40gb 3×1g.10gb")
     eventually(lambda: taints(cluster, other), [])
     eventually(lambda: cluster.allocatable(other).get(SMALL_ONE), 3)
+    late.kept(by_now=paused)
     quiet(cluster, other)
     eventually(lambda: labels(cluster, other).get("migd.dev/state"), "ready")
 
@@ -193,7 +194,7 @@ def test_what_cannot_be_is_refused_with_the_nearest_that_fits(cluster: Cluster, 
 def test_of_two_plans_for_one_gpu_neither_moves_it_until_one_is_more_important(cluster: Cluster, node: str):
     promise = Promise(cluster, "left", [node])
     apply(cluster, plan("left", [node], HALF, paused=True))
-    apply(cluster, plan("right", [node], SMALL))
+    generation = apply(cluster, plan("right", [node], SMALL))
     eventually(lambda: condition(cluster, "right", "Ready"), ("False", "Conflict"))
     edit(cluster, "left", paused=False)
     eventually(lambda: condition(cluster, "left", "Ready"), ("False", "Conflict"))
@@ -202,11 +203,12 @@ def test_of_two_plans_for_one_gpu_neither_moves_it_until_one_is_more_important(c
     assert switched(cluster.plane.audit.requests(), node) == []
     carried_out(cluster, promise, "left", node, edit(cluster, "left", priority=1))
     assert partitions(cluster, node)[0]["spec"]["desired"]["plan"]["name"] == "left"
-    cluster.plane.admin.delete(f"{PLANS}/left").object()
     succession = Promise(cluster, "right", [node])
+    cluster.plane.admin.delete(f"{PLANS}/left").object()
+    succession.said(generation, lambda totals: totals["gpus"] == 1)  # it was edited by nobody: it won
     eventually(lambda: condition(cluster, "right", "Ready"), ("True", "AsWished"))
     assert row(cluster, node)["OBSERVED"] == "7×1g.10gb"
-    del succession  # the preview of this generation is from before it won: there is no new one to hold it to
+    succession.kept()
 
 
 @at_once()

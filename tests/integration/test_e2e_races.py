@@ -260,7 +260,7 @@ def test_a_cordon_survives_a_change_that_succeeds_and_one_whose_agent_is_killed(
     eventually(lambda: partitions(cluster, node)[0]["status"]["observed"]["summary"], "3g.40gb 3×1g.10gb")
     eventually(lambda: phases(cluster, node), ["Ready"])
     still_cordoned(cluster, node)
-    promise.kept(crashed=True)
+    promise.kept(deaths=1)
 
 
 @at_once()

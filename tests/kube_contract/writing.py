@@ -163,6 +163,8 @@ def test_an_object_that_went_or_is_another_is_not_made_again(side: Side):
             assert (found.value.spec.desired, found.value.status.phase) == (None, "Idle"), (
                 "a status's uid is not looked at"
             )
+            await cluster.delete(PARTITIONS, found, dry_run=True)
+            assert await cluster.get(PARTITIONS, name) == found, "it was only asked whether it would be done"
             await cluster.delete(PARTITIONS, found)
             assert await cluster.get(PARTITIONS, name) is None
             await cluster.delete(PARTITIONS, found)  # gone is well

@@ -292,7 +292,22 @@ async def test_a_look_that_hangs_an_hour_ends_with_a_condition():
         (ready,) = [c for c in one["status"]["conditions"] if c["type"] == "Ready"]
         assert (one["status"]["phase"], ready["status"], ready["reason"]) == ("Failed", "False", "NVMLError")
         assert "nvmlDeviceGetMigMode" in ready["message"]
-    assert node.node()["metadata"]["labels"]["migd.dev/state"] == "failed"
+
+
+@virtually
+async def test_a_node_whose_gpus_cannot_be_read_is_failed_only_where_something_is_wished_of_them():
+    """A node without a plan has no state: nobody looks for one there, and nothing would take its label away."""
+    node, script = Node(), Script()
+    async with node.agent(script.mind):
+        await until(lambda: "status" in node.partitions().get(node.name, {}))
+        node.merge(f"/api/v1/nodes/{NODE}", {"metadata": {"labels": {"migd.dev/state": None}}})
+        node.host.reload_driver(600)
+        await until(lambda: node.partitions()[node.name]["status"]["phase"] == "Failed")
+        await asyncio.sleep(60)
+        assert "labels" not in node.node()["metadata"]
+        node.wish(node.name)
+        await until(lambda: "labels" in node.node()["metadata"])
+        assert node.node()["metadata"]["labels"] == {"migd.dev/state": "failed"}
 
 
 @virtually
@@ -352,6 +367,37 @@ async def test_a_record_that_cannot_be_saved_holds_up_the_effect_and_not_for_eve
         assert "cannot write the record" in node.probes.ready()
         await until(lambda: script.answers)
     assert node.store.load().order_id == "1"
+
+
+@virtually
+async def test_a_record_that_cannot_be_saved_is_told_of_once_that_lasts_and_no_longer_than_it_does():
+    """Seen: only /readyz said that the disk was full, and the GPU waited as if it were somebody else's turn."""
+    node, script = Node("2xa100-80gb"), Script()
+    async with node.agent(script.mind):
+        await until(lambda: len(node.partitions()) == 2 and all("status" in p for p in node.partitions().values()))
+    (other,) = set(node.partitions()) - {node.name}
+    node.wish(node.name)
+    script.effects = [SetMode(node.uuid, True)]
+    node.host.inject(Fault("record.save", "error", times=0))
+    async with node.agent(script.mind):
+        await until(lambda: "cannot write the record" in node.probes.ready())
+        before = node.partitions()
+        await asyncio.sleep(10)
+        assert node.partitions() == before, "a moment's trouble is no news"
+        await until(lambda: node.partitions()[node.name]["status"]["phase"] == "Blocked")
+        told = node.partitions()[node.name]["status"]
+        assert told["reason"] == "NoPermission"
+        assert "cannot write the record" in told["message"]
+        (ready,) = [c for c in told["conditions"] if c["type"] == "Ready"]
+        assert (ready["status"], ready["reason"]) == ("False", "NoPermission")
+        assert node.partitions()[other] == before[other], "nothing is wished of it, so nothing is in its way"
+        await until(lambda: node.node()["metadata"]["labels"]["migd.dev/state"] == "blocked")
+        since = len(node.server.requests)
+        await asyncio.sleep(600)
+        assert node.writes(since) == []
+        node.host.clear_faults()
+        await until(lambda: script.answers)
+        await until(lambda: "record" not in node.partitions()[node.name]["status"].get("message", ""))
 
 
 @virtually

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from fleet_worlds import Cable, World, played
+from fleet_worlds import API, Cable, World, played
 from unit.migd_operator.fleets import gpu_name
 
 from migd_operator.probing import alive
@@ -62,6 +62,28 @@ def test_a_silent_agents_node_is_unknown_after_three_minutes_and_paid_ten_minute
             world.renew("n0")
             await world.until(lambda: world.said("p", "Ready") == ("True", "AsWished"))
             assert world.partitions()[0].says("AgentAlive").status == "True"
+
+    played(story)
+
+
+def test_a_node_whose_partitions_are_gone_as_well_as_its_agent_is_paid_all_the_same():
+    """Seen: somebody took the agents away and deleted their objects, and a node stayed closed for ever."""
+
+    async def story(world: World) -> None:
+        loop = asyncio.get_running_loop()
+        world.add_node("n0", "7g.80gb", labels={PLUGIN: "true"})
+        async with world.operator():
+            await asyncio.sleep(60)
+            close(world, "n0")
+            world.renew("n0")
+            renewed, world.kept = loop.time(), set()
+            world.ask("DELETE", f"{API}/gpupartitions/{gpu_name('n0', 0)}")
+            await asyncio.sleep(780 - 5 - (loop.time() - renewed))
+            assert "migd.dev/owed" in world.node("n0")["metadata"]["annotations"], "an agent may only be late"
+            await world.until(lambda: "migd.dev/owed" not in world.node("n0")["metadata"].get("annotations", {}), 10)
+            paid = world.node("n0")
+            assert paid["metadata"]["labels"][PLUGIN] == "true"
+            assert paid["spec"]["taints"] == [{"key": "example.com/theirs", "effect": "NoSchedule"}]
 
     played(story)
 

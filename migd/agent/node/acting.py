@@ -56,14 +56,18 @@ async def act(ports: AgentPorts, effect: Acting, seen: NodeSeen) -> Answer:
 
 
 async def _ask(ports: AgentPorts, effect: ChangeNode | StopPlugin | ForgetRetry, seen: NodeSeen) -> Answer:
+    asked: ChangeNode | StopPlugin | ForgetRetry = effect
     try:
+        for asked in effect.then if isinstance(effect, ChangeNode) else ():
+            await _stop(ports, asked, seen, dry_run=True)
+        asked = effect
         await _write(ports, effect, seen)
     except (ConflictError, MissingError) as error:
         return Unanswered(error, AGAIN_S)
     except UnavailableError as error:
         return Unanswered(error, max(error.retry_after_s, AGAIN_S))
     except (DeniedError, RefusedError) as error:
-        return Answered(Cause("NoPermission", f"the API server does not let the agent {effect}: {error}"))
+        return Answered(Cause("NoPermission", f"the API server does not let the agent {asked}: {error}"))
     except KubeError as error:
         return Unanswered(error, AGAIN_S)
     return Answered()
@@ -74,13 +78,17 @@ async def _write(ports: AgentPorts, effect: ChangeNode | StopPlugin | ForgetRetr
         case ChangeNode(change=change):
             await ports.cluster.change_node(seen.node, change)
         case StopPlugin():
-            pod = next((pod for pod in seen.pods if pod.uid == effect.uid), None)
-            if pod is not None:
-                await ports.cluster.delete(PODS, pod)
+            await _stop(ports, effect, seen)
         case ForgetRetry():
             found = next((stored for stored in seen.partitions if stored.name == effect.partition), None)
             if found is not None:
                 await ports.cluster.without_annotation(PARTITIONS, found, RETRY)
+
+
+async def _stop(ports: AgentPorts, effect: StopPlugin, seen: NodeSeen, dry_run: bool = False) -> None:
+    pod = next((pod for pod in seen.pods if pod.uid == effect.uid), None)
+    if pod is not None:
+        await ports.cluster.delete(PODS, pod, dry_run)
 
 
 async def _hang_up(ports: AgentPorts, effect: HangUp) -> Cause | None:

@@ -10,11 +10,26 @@ from migd.agent.driving import backwards
 from migd.agent.node.bounds import BACKOFF_FIRST_S, GUARD_LOOK_S, NUDGE_S, POLL_S, WEDGED_S
 from migd.agent.node.effects import ChangeNode, Effect, ForgetRetry, LookAgain, Wait
 from migd.agent.node.guarding import guard, misfit, unwedging, wedged
-from migd.agent.node.moments import Judged, View, attempt, begun, enter, in_debt, judge, pay, work_of, working
+from migd.agent.node.moments import (
+    Judged,
+    View,
+    attempt,
+    begun,
+    enter,
+    in_debt,
+    is_ready,
+    judge,
+    pay,
+    shut,
+    work_of,
+    working,
+)
 from migd.agent.node.turning import HOLD, RETRY, Turn
 from migd.agent.node.verifying import watch
 from migd.agent.records import Cause, NodeWork, Outcome, Record
-from migd.kube.owed import closing
+from migd.mig.geometry import counts_of
+from migd.plans.plan import Rule
+from migd.plans.wishes import Wish, resolve
 
 Decided = tuple[Record, Effect | None]
 
@@ -39,11 +54,11 @@ def rest(record: Record, view: View) -> Decided:
         idle = NodeWork(accepted=kept, wedged_s=work.wedged_s, tries=work.tries, not_before_s=work.not_before_s)
         return (record if _same_rest(work, idle) else working(record, idle)), None
     if turn.id != work.turn:
-        record = attempt(_anew(record, turn), view, turn.id, tries=0, refresh=None, at_once=work.at_once)
+        record = attempt(_anew(record, view, turn), view, turn.id, tries=0, refresh=None, at_once=work.at_once)
         return record, LookAgain()
     wait_s = _again_in_s(record, view)
     if wait_s is not None and wait_s <= 0:
-        return attempt(_anew(record, turn, failed_only=True), view, turn.id), LookAgain()
+        return attempt(_anew(record, view, turn, failed_only=True), view, turn.id), LookAgain()
     if HOLD in view.seen.node.annotations:
         return record, None
     record, effect = watch(record, view)
@@ -69,7 +84,8 @@ def waiting(record: Record, view: View) -> Decided:
         return record, Wait(work.not_before_s - view.now_s, "the next try")
     judged = judge(record, view)
     for uuid, outcome in judged.apart.items():
-        record = record.with_gpu(uuid, replace(record.gpu(uuid), outcome=outcome))
+        if uuid not in judged.drifted:  # that was as wished, and is again if it is undone
+            record = record.with_gpu(uuid, replace(record.gpu(uuid), outcome=outcome))
     if not judged.changing:
         return _as_it_is(record, view, judged), LookAgain()
     why = misfit(view.seen.node, view.held, judged.begun, turn)
@@ -84,7 +100,7 @@ def waiting(record: Record, view: View) -> Decided:
 def _closing(record: Record, view: View, before: Mapping[str, str]) -> Decided:
     """The journal first: it is on disk before the node changes."""
     record = enter(record, "Closing", view, why=None, closed_s=view.now_s, ended_at="", before=before)
-    return record, ChangeNode(closing(view.seen.node, work_of(record).turn), "close the node to new pods")
+    return record, shut(view, work_of(record).turn)
 
 
 def _open(record: Record) -> dict[str, str]:
@@ -165,13 +181,24 @@ def _unparked(record: Record, uuids: Iterable[str]) -> Record:
     return record
 
 
-def _anew(record: Record, turn: Turn, failed_only: bool = False) -> Record:
+def _anew(record: Record, view: View, turn: Turn, failed_only: bool = False) -> Record:
     """The GPUs of a turn that begins: earlier outcomes are over."""
     for uuid in turn.orders:
         gpu = record.gpu(uuid)
         over = gpu.outcome is not None and not (failed_only and gpu.outcome.phase in ("Ready", "Held"))
-        record = record.with_gpu(uuid, replace(gpu, outcome=None) if over else gpu)
+        if over and not _observed(record, view, turn, uuid):
+            record = record.with_gpu(uuid, replace(gpu, outcome=None))
     return record
+
+
+def _observed(record: Record, view: View, turn: Turn, uuid: str) -> bool:
+    """Whether a GPU under drift: Observe was made as it is wished now, at an earlier turn: what differs is drift."""
+    now, goal = view.held.gpu(uuid), turn.orders[uuid].goals[uuid]
+    made = work_of(record).accepted.get(uuid)
+    if turn.desired[uuid].drift != "Observe" or not is_ready(record.gpu(uuid)) or now is None or made is None:
+        return False
+    wish = resolve(goal, now) if isinstance(goal, Rule) else None
+    return isinstance(wish, Wish) and (wish.mig, wish.counts) == (made.mig, counts_of(made.instances))
 
 
 def _again_in_s(record: Record, view: View) -> float | None:

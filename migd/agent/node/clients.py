@@ -78,6 +78,11 @@ def unstoppable(seen: NodeSeen) -> tuple[Stored[Pod], ...]:
     return tuple(pod for pod in plugins(seen) if pod not in away)
 
 
+def to_stop(seen: NodeSeen) -> tuple[Stored[Pod], ...]:
+    """The device plugin's pods that are deleted to pause it; none where a label does it, or one would run on."""
+    return () if by_labels(seen.node) or unstoppable(seen) else stoppable(seen)
+
+
 def keeps_from_resets(seen: NodeSeen) -> str:
     """Why no GPU of this node can be reset, in a sentence that says what to do; "" where nothing keeps it from that.
 

@@ -14,17 +14,6 @@ REST_LOOK_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeNode:
-    """Change what is ours on the node, in one request, decided on `NodeSeen.node`. A conflict: just look again."""
-
-    change: NodeChange
-    why: str
-
-    def __str__(self) -> str:
-        return self.why
-
-
-@dataclass(frozen=True, slots=True)
 class StopPlugin:
     """Delete this pod of a DaemonSet on this node, the device plugin's, if it still has this uid. Gone is well."""
 
@@ -34,6 +23,21 @@ class StopPlugin:
 
     def __str__(self) -> str:
         return f"stop pod {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeNode:
+    """Change what is ours on the node, in one request, decided on `NodeSeen.node`. A conflict: just look again.
+
+    then: what will have to be done once this is: where the API server would deny it, nothing is changed at all.
+    """
+
+    change: NodeChange
+    why: str
+    then: tuple[StopPlugin, ...] = ()
+
+    def __str__(self) -> str:
+        return self.why
 
 
 @dataclass(frozen=True, slots=True)

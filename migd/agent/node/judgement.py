@@ -8,11 +8,13 @@ from typing import Final, cast
 
 from migd.agent.driving import NEXT_COMMAND
 from migd.agent.node.advertising import differing
+from migd.agent.node.guarding import guard
 from migd.agent.node.moments import Judged, View, in_debt, work_of
+from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.turning import RETRY, held_of
 from migd.agent.records import AS_WISHED, Cause, NodeWork, Record, Stage
 from migd.kube.stored import Stored
-from migd.plans.conditions import WELL, Phase, Reason, Said, Status, cut
+from migd.plans.conditions import MOVING, WELL, Phase, Reason, Said, Status, cut
 from migd.plans.partitions import BlockerDoc, Partition, Pod
 from migd.plans.preview import Blocker
 
@@ -30,7 +32,6 @@ _DRAINING: Final[frozenset[Stage]] = frozenset({"Closing", "Settling", "Pausing"
 _CHANGING: Final[frozenset[Stage]] = frozenset({"Applying", "Refreshing"})
 _SHOWING: Final[frozenset[Stage]] = frozenset({"Opening", "Verifying"})
 _NEXT_TRY: Final = f"it is tried again by itself, or at once with the annotation {RETRY}"
-_MOVING: Final = frozenset({"Pending", "WaitingForIdle", "Draining", "Changing", "Verifying", "RollingBack"})
 _TAKES_A_PERSON: Final = frozenset(
     {"Conflict", "DuplicateGPU", "ForeignOwner", "Infeasible", "Invalid", "NotCapable", "UnknownProfile"}
 )
@@ -70,7 +71,7 @@ def _phase(record: Record, view: View, judged: Judged, partition: Stored[Partiti
         moving = _moving(record, work, now.uuid)
         if moving is not None:
             return moving
-    left = _left_out(partition)
+    left = _left_out(partition, view.seen)
     if desired is None:
         return "Idle", left or Cause("NotNeeded", "")
     outcome = record.gpu(now.uuid).outcome
@@ -84,6 +85,8 @@ def _phase(record: Record, view: View, judged: Judged, partition: Stored[Partiti
     if outcome is not None and outcome.phase != "Ready":
         message = outcome.cause.message.replace(NEXT_COMMAND, _NEXT_TRY)
         return outcome.phase, Cause(outcome.cause.reason, message)
+    if now.uuid in judged.drifted:
+        return "Blocked", judged.apart[now.uuid].cause
     if work.stage == "Waiting":
         return _waiting(work, judged, now.uuid)
     if outcome is None:
@@ -93,11 +96,16 @@ def _phase(record: Record, view: View, judged: Judged, partition: Stored[Partiti
     return _at_rest(work, view, judged, now.uuid, desired.drift)
 
 
-def _left_out(partition: Stored[Partition]) -> Cause | None:
-    """What keeps this GPU from a turn, as the operator says of this very wish; None where it only has to wait."""
+def _left_out(partition: Stored[Partition], seen: NodeSeen) -> Cause | None:
+    """What keeps this GPU from a turn, as the operator says of this very wish; None where it only has to wait.
+
+    While it waits, what would be in the way of its turn is told before that comes.
+    """
     said = partition.value.says("Assigned")
     if said is None or said.status != "False" or said.observed_generation != partition.generation:
         return None
+    if said.reason == "Waiting":
+        return guard(seen)
     return None if said.reason in WELL else Cause(said.reason, said.message)
 
 
@@ -139,11 +147,8 @@ def _in_use_elsewhere(judged: Judged) -> str:
 
 
 def _at_rest(work: NodeWork, view: View, judged: Judged, uuid: str, drift: str) -> tuple[Phase, Cause]:
-    if drift == "Observe" and (uuid in judged.changing or uuid in judged.apart):
-        here = judged.plans[uuid].seen.layout
-        return "Blocked", Cause(
-            "ForeignInstances", f"somebody else changed this GPU to {here}; drift: Observe leaves it"
-        )
+    if drift == "Observe" and uuid in judged.apart:
+        return "Blocked", judged.apart[uuid].cause
     if work.refresh is not None:
         return "Failed", work.refresh
     if work.unadvertised is not None:
@@ -170,7 +175,7 @@ def _conditions(
     done = mine and plan is not None and not plan.changes and plan.refused is None and plan.blocked is None
     waiting = Cause("Waiting", "it is not so yet")
     ready: Status = "True" if phase == "Ready" else "False"
-    lasting = cause if phase not in _MOVING or phase in ("RollingBack", "WaitingForIdle") else waiting
+    lasting = cause if phase not in MOVING or phase in ("RollingBack", "WaitingForIdle") else waiting
     applied = _said("Applied", "True", AS_WISHED) if done else _said("Applied", "False", lasting)
     return (
         _said("Ready", ready, cause),

@@ -21,7 +21,7 @@ from migd.agent.node.relieving import relief
 from migd.agent.node.reporting import Reporter
 from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.telling import Told, told
-from migd.agent.node.troubles import unread
+from migd.agent.node.troubles import unread, unsaved
 from migd.agent.records import Cause, Record
 from migd.agent.running import ON_INSTANCE, reason_of
 from migd.agent.store import RecordError
@@ -43,6 +43,8 @@ GATHER_S: Final = 0.1
 """Changes come in bunches, as a turn's wishes for all GPUs do: wait so long for the rest of them."""
 CALM_S: Final = 1.0
 """At rest, so long at least between looks, whatever happens in the cluster."""
+UNSAVED_S: Final = 15.0
+"""A record that cannot be saved is told of in the status after so long; before, a moment's trouble is no news."""
 UNREADABLE_S: Final = 60.0
 """A GPU under way that cannot be read is waited for so long; then it is decided upon as it is."""
 LOOKS_MAX: Final = 64
@@ -128,7 +130,7 @@ class Loop:
             raise
         if record.boot_id == boot_id:  # by now: a process that ends again and again gets no further
             await self._relieve(record, boot_id)
-        kept, unsaved, looks = record, False, 0
+        kept, unsaved_s, looks = record, None, 0  # unsaved_s: since when a save was due and failed
         while not self._stop.is_set():
             self._wake.clear()
             try:
@@ -146,16 +148,16 @@ class Loop:
                 await self._pause(BUSY_LOOK_S, GATHER_S)
                 continue
             record = after
-            if record.lasting != kept or unsaved:
+            if record.lasting != kept or unsaved_s is not None:
                 try:
                     await self._ports.off_loop(partial(machine.store.save, record.lasting))
                 except RecordError as error:
-                    self._troubled(str(error))
-                    record, unsaved = kept, True
+                    record, unsaved_s = kept, seen.now_s if unsaved_s is None else unsaved_s
+                    self._unsaved(str(error), seen.now_s - unsaved_s)
                     await self._relieve(kept, boot_id)
                     await self._pause(TROUBLE_S, TROUBLE_S)
                     continue
-                kept, unsaved = record.lasting, False
+                kept, unsaved_s = record.lasting, None
             self._turned(record, seen, at_rest=effect is None)
             await self._reporter.settled(HASTY_S if isinstance(effect, Operation) else REPORT_S)
             if effect is None:
@@ -256,6 +258,12 @@ class Loop:
         self._metrics.nvml_error(reason)
         self._troubled(message)
         self._reporter.tell(unread(self._caches.partitions.cache, reason, message, self._ports.wall()))
+
+    def _unsaved(self, message: str, lasted_s: float) -> None:
+        """Tell of a record that cannot be saved, once that lasts."""
+        self._troubled(message)
+        if lasted_s >= UNSAVED_S:
+            self._reporter.tell(unsaved(self._caches.partitions.cache, message, self._ports.wall()))
 
     # --- acting
 

@@ -9,13 +9,14 @@ from typing import Any, Final
 from migd.agent.deciding import awaiting, opened
 from migd.agent.driving import cause_of
 from migd.agent.node.bounds import backoff_s
-from migd.agent.node.clients import keeps_from_resets
-from migd.agent.node.effects import ChangeNode
+from migd.agent.node.clients import keeps_from_resets, to_stop
+from migd.agent.node.effects import ChangeNode, StopPlugin
 from migd.agent.node.holding import Held, held
 from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.turning import Turn, turn_of
-from migd.agent.records import Cause, NodeWork, Outcome, Record, Stage, StepTime
-from migd.kube.owed import owed_of, paid
+from migd.agent.records import Cause, GpuRecord, NodeWork, Outcome, Record, Stage, StepTime
+from migd.kube.owed import closing, owing, paid
+from migd.mig.observed import SeenGpu
 from migd.plans.conditions import time_text
 from migd.plans.preview import GpuPreview
 
@@ -53,12 +54,14 @@ class Judged:
 
     apart: those for which nothing can be begun, with what that makes of them; the others do not wait for them.
     changing: the others on which there is something to do. busy: of those, the ones that somebody uses.
+    drifted: of those apart, the ones that were as wished until somebody else changed them, which is only told of.
     """
 
     plans: Mapping[str, GpuPreview]
     apart: Mapping[str, Outcome]
     changing: tuple[str, ...]
     busy: tuple[str, ...]
+    drifted: frozenset[str] = frozenset()
 
     @property
     def begun(self) -> Mapping[str, GpuPreview]:
@@ -75,6 +78,7 @@ def judge(record: Record, view: View) -> Judged:
     """Judge every GPU of the turn by itself."""
     plans: dict[str, GpuPreview] = {}
     apart: dict[str, Outcome] = {}
+    drifted: set[str] = set()
     no_resets = keeps_from_resets(view.seen)
     for gpu in sorted(view.held.gpus, key=lambda gpu: gpu.index):
         order = view.turn.orders.get(gpu.uuid) if view.turn else None
@@ -82,6 +86,7 @@ def judge(record: Record, view: View) -> Judged:
             continue
         ours = record.gpu(gpu.uuid)
         plan = plans[gpu.uuid] = order.plan(gpu, ours.owned)
+        observes = view.turn is not None and view.turn.desired[gpu.uuid].drift == "Observe"
         stuck = awaiting(ours, gpu, view.seen.boot_id, order)
         if stuck is None and ours.outcome is not None and ours.outcome.phase == "Held":
             stuck = ours.outcome
@@ -89,12 +94,25 @@ def judge(record: Record, view: View) -> Judged:
             apart[gpu.uuid] = stuck
         elif plan.refused is not None:
             apart[gpu.uuid] = Outcome("Failed", cause_of(plan.refused))
+        elif plan.changes and observes and is_ready(ours):
+            drifted.add(gpu.uuid)
+            apart[gpu.uuid] = Outcome("Blocked", Cause("ForeignInstances", _drift(gpu)))
         elif plan.blocked is not None and plan.blocked.reason != "InUse":
             apart[gpu.uuid] = Outcome("Blocked", cause_of(plan.blocked))
         elif plan.reset and no_resets:  # known before the node is closed, and lasting
             apart[gpu.uuid] = Outcome("Blocked", Cause("ResetRefused", no_resets))
     changing = tuple(uuid for uuid, plan in plans.items() if uuid not in apart and plan.changes)
-    return Judged(plans, apart, changing, tuple(uuid for uuid in changing if plans[uuid].blocked is not None))
+    busy = tuple(uuid for uuid in changing if plans[uuid].blocked is not None)
+    return Judged(plans, apart, changing, busy, frozenset(drifted))
+
+
+def is_ready(gpu: GpuRecord) -> bool:
+    """Whether a GPU was as wished when it was last worked on."""
+    return gpu.outcome is not None and gpu.outcome.phase == "Ready"
+
+
+def _drift(gpu: SeenGpu) -> str:
+    return f"somebody else changed this GPU to {gpu.layout}; drift: Observe leaves it"
 
 
 def begun(record: Record, view: View, judged: Judged) -> Record:
@@ -172,7 +190,13 @@ def not_before(work: NodeWork, view: View) -> dict[str, Any]:
 
 def in_debt(view: View) -> bool:
     """Whether something of ours is still on the node: our taint, or old values that we owe."""
-    return view.seen.node.value.closed or owed_of(view.seen.node) is not None
+    return owing(view.seen.node)
+
+
+def shut(view: View, turn: str) -> ChangeNode:
+    """Close the node to new pods, if then the pods of its device plugin may be deleted: else nothing is begun."""
+    then = tuple(StopPlugin(pod.namespace, pod.name, pod.uid) for pod in to_stop(view.seen))
+    return ChangeNode(closing(view.seen.node, turn), "close the node to new pods", then)
 
 
 def pay(view: View) -> ChangeNode:

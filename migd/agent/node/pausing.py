@@ -13,10 +13,9 @@ from migd.agent.node.clients import (
     by_labels,
     client_labels,
     paused_still_there,
-    plugins,
     stoppable,
     to_pause,
-    unstoppable,
+    to_stop,
 )
 from migd.agent.node.effects import ChangeNode, Effect, LookAgain, StopPlugin, Wait
 from migd.agent.node.guarding import guard
@@ -31,6 +30,7 @@ from migd.agent.node.moments import (
     judge,
     not_before,
     pay,
+    shut,
     work_of,
     working,
 )
@@ -47,7 +47,7 @@ def close(record: Record, view: View) -> Decided:
         return record, LookAgain()
     node = view.seen.node
     if not node.value.closed or owed_of(node) is None:
-        return record, ChangeNode(owed.closing(node, work_of(record).turn), "close the node to new pods")
+        return record, shut(view, work_of(record).turn)
     return enter(record, "Settling", view), LookAgain()
 
 
@@ -162,7 +162,7 @@ def _kind(view: View) -> PauseKind:
     """How the device plugin is kept from handing out: one that tolerates our taint would come straight back."""
     if by_labels(view.seen.node):
         return "Labels"
-    return "Pods" if plugins(view.seen) and not unstoppable(view.seen) else "None"
+    return "Pods" if to_stop(view.seen) else "None"
 
 
 def _next_pause(record: Record, view: View, judged: Judged) -> Effect | None:

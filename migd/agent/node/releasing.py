@@ -9,7 +9,7 @@ from typing import Final
 from migd.kube.errors import ConflictError
 from migd.kube.leases import LEASES, Expiry
 from migd.kube.nodes import NODES, Node, NodeChange
-from migd.kube.owed import OWED, paid
+from migd.kube.owed import owing, paid
 from migd.kube.ports import Cluster
 from migd.kube.stored import Stored
 
@@ -74,4 +74,4 @@ async def _looked(cluster: Cluster, name: str) -> tuple[Stored[Node], NodeChange
     seen = await cluster.get(NODES, name)
     if seen is None:
         raise NodeMissingError(f"the cluster has no node {name}: see `kubectl get nodes`")
-    return seen, paid(seen) if OWED in seen.annotations or seen.value.closed else None
+    return seen, paid(seen) if owing(seen) else None

@@ -11,7 +11,7 @@ from migd.agent.node.effects import ChangeNode
 from migd.agent.node.moments import work_of
 from migd.agent.records import Record
 from migd.kube.nodes import Node
-from migd.kube.owed import owed_of, paid
+from migd.kube.owed import owing, paid
 from migd.kube.stored import Stored
 
 
@@ -20,7 +20,7 @@ def relief(record: Record, node: Stored[Node], boot_id: str, now_s: float) -> Ch
 
     record: as it was saved last. boot_id, now_s: of now. What an earlier boot left closed is overdue at once.
     """
-    if not node.value.closed and owed_of(node) is None:
+    if not owing(node):
         return None
     work = work_of(record)
     closed_s = work.closed_s if work.stage in ("Closing", "Settling", "Pausing") else None

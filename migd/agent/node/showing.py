@@ -120,13 +120,17 @@ def _without_use(status: PartitionStatus) -> PartitionStatus:
     if observed is not None:
         instances = tuple(i.model_copy(update={"in_use": None}) for i in observed.instances)
         observed = observed.model_copy(update={"in_use": "", "busy": None, "instances": instances})
-    waits = status.phase in ("WaitingForIdle", "Blocked") and status.reason in ("InUse", "NeverIdle")
-    conditions = tuple(c.model_copy(update={"message": ""}) for c in status.conditions) if waits else status.conditions
+    # a pod that shares a GPU by MPS comes and goes as any job does, also while its node waits for a turn
+    waits = status.phase in ("WaitingForIdle", "Blocked") and status.reason in ("InUse", "NeverIdle", "MPSInUse")
+    waits |= status.phase in ("Idle", "Pending") and status.reason in ("", "Waiting", "MPSInUse")
+    unsaid = {"reason": "Waiting", "message": ""}
+    conditions = tuple(c.model_copy(update=unsaid) for c in status.conditions) if waits else status.conditions
     return status.model_copy(
         update={
             "observed": observed,
             "blockers": (),
             "blockers_left_out": 0,
+            "reason": "" if waits else status.reason,
             "message": "" if waits else status.message,
             "conditions": conditions,
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,7 @@ from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.showing import board_doc, observed_doc, previous_doc, same_but_use, transition_doc
 from migd.agent.records import Record
 from migd.kube.stored import OURS, Stored
-from migd.plans.conditions import MESSAGE_MAX, WELL, Phase, cut, following
+from migd.plans.conditions import HALF_WAY, MESSAGE_MAX, MOVING, WELL, Phase, cut, following
 from migd.plans.partitions import Partition, PartitionStatus
 
 COALESCE_S: Final = 30.0
@@ -21,11 +21,10 @@ COALESCE_S: Final = 30.0
 _WORST: Final[tuple[tuple[str, frozenset[Phase]], ...]] = (
     ("failed", frozenset({"Failed", "Lost"})),
     ("blocked", frozenset({"Blocked", "Held", "RebootRequired"})),
-    ("changing", frozenset({"Pending", "WaitingForIdle", "Draining", "Changing", "Verifying", "RollingBack"})),
+    ("changing", MOVING),
     ("ready", frozenset({"Ready"})),
 )
-_HALF_WAY: Final[frozenset[Phase]] = frozenset({"Changing", "RollingBack"})
-_STATE: Final = f"{OURS}state"
+STATE: Final = f"{OURS}state"
 _COUNT: Final = (f"{OURS}mig-", ".count")
 
 
@@ -67,7 +66,7 @@ def _status(record: Record, view: View, judged: Judged, partition: Stored[Partit
     ours = record.gpu(now.uuid if now is not None else partition.name)
     half_way = said.phase == was.phase  # each step and each operation is not worth a write
     well = said.phase == "Ready" or (said.phase == "Idle" and said.cause.reason in WELL)
-    steady = half_way and said.phase in _HALF_WAY
+    steady = half_way and said.phase in HALF_WAY
     transition = transition_doc(record, partition, now, was.last_transition)
     if half_way and transition is not None and was.last_transition is not None and transition.finished_at is None:
         transition = was.last_transition if was.last_transition.finished_at is None else transition
@@ -97,13 +96,13 @@ def _labels(seen: NodeSeen, statuses: Mapping[str, PartitionStatus]) -> dict[str
     wished = {p.name for p in seen.partitions if p.value.spec.desired is not None}
     phases = {status.phase for name, status in statuses.items() if name in wished}
     start, end = _COUNT
-    there = [k for k in seen.node.value.labels if k == _STATE or (k.startswith(start) and k.endswith(end))]
+    there = [k for k in seen.node.value.labels if k == STATE or (k.startswith(start) and k.endswith(end))]
     labels: dict[str, str | None] = dict.fromkeys(there)
     if not phases:
         return labels
-    labels[_STATE] = next((word for word, those in _WORST if phases & those), "changing")
-    if phases & _HALF_WAY:  # kubelet, scheduler and many others follow nodes: an operation is not worth a write
-        return labels | {key: seen.node.value.labels[key] for key in there if key != _STATE}
+    labels[STATE] = worst_of(phases)
+    if phases & HALF_WAY:  # kubelet, scheduler and many others follow nodes: an operation is not worth a write
+        return labels | {key: seen.node.value.labels[key] for key in there if key != STATE}
     counts: dict[str, int] = {}
     for gpu in seen.gpus:
         for instance in gpu.instances:
@@ -111,3 +110,8 @@ def _labels(seen: NodeSeen, statuses: Mapping[str, PartitionStatus]) -> dict[str
                 key = f"{start}{instance.instance.profile.replace('+', '.')}{end}"
                 counts[key] = counts.get(key, 0) + 1
     return labels | {key: str(number) for key, number in counts.items()}
+
+
+def worst_of(phases: Set[Phase | None]) -> str:
+    """The node's state by the phases of its GPUs that have a wish."""
+    return next((word for word, those in _WORST if phases & those), "changing")

@@ -11,7 +11,7 @@ from migd.agent.node.advertising import differing
 from migd.agent.node.bounds import BACKOFF_MAX_S, NUDGE_S, POLL_S, VERIFY_MAX_S
 from migd.agent.node.clients import by_labels, hang_up, plugins
 from migd.agent.node.effects import Effect, LookAgain, Wait
-from migd.agent.node.moments import View, enter, in_debt, not_before, pay, work_of, working
+from migd.agent.node.moments import View, enter, in_debt, judge, not_before, pay, work_of, working
 from migd.agent.node.turning import RESTORE
 from migd.agent.records import Cause, NodeWork, Record
 from migd.mig.geometry import Layout
@@ -63,11 +63,12 @@ def finished(record: Record, view: View, unadvertised: Cause | None) -> tuple[Re
     work = work_of(record)
     accepted = dict(work.accepted)
     well = work.refresh is None and not record.open
+    drifted = judge(record, view).drifted
     for uuid in view.turn.orders if view.turn is not None and view.turn.id == work.turn else ():
         outcome, now = record.gpu(uuid).outcome, view.held.gpu(uuid)
         if outcome is None or outcome.phase != "Ready":
             well = False
-        elif now is not None:
+        elif now is not None and uuid not in drifted:
             accepted[uuid] = Layout(now.mig_on, record.gpu(uuid).owned & now.geometry)
     turn = "" if work.turn == RESTORE and well else work.turn
     again = {"tries": 0, "not_before_s": 0.0} if well else not_before(work, view)

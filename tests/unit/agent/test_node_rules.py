@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from toy_node import BOARD, DEPLOY, START, ToyNode, made
+from toy_node import BOARD, DEPLOY, START, ToyNode, ToyPod, made
 
 from migd.agent.node.advertising import differing, expected, resource_of
 from migd.agent.node.bounds import CLIENTS_MAX_S, PAUSE_MAX_S, backoff_s
@@ -641,6 +641,43 @@ def test_what_keeps_a_gpu_from_a_turn_is_told_with_the_gpu(reason: str, phase: s
         assigned(node, index, "False", "Waiting", "it is not this node's turn")
     node.run(60)
     assert (node.phases(), node.reasons()) == (["Pending", "Idle"], ["Waiting", ""])
+
+
+def test_what_would_be_in_the_way_of_a_turn_is_told_while_it_is_waited_for() -> None:
+    """Seen: a node had to be given its turn first, while another waited, for anybody to hear of it."""
+    node = ToyNode([None, None])
+    node.wish("aaaaaaaa", {0: ["4x1g.6gb"]})
+    assert node.run(600)
+    node.withdraw()
+    for index in (0, 1):  # the second was never wished for
+        assigned(node, index, "False", "Waiting", "it is not this node's turn")
+    node.run(60)
+    node.labels |= {"nvidia.com/mps.capable": "true", "nvidia.com/mig-1g.6gb.replicas": "4"}
+    node.pods["job"] = ToyPod("job", "job", "", "nvidia.com/mig-1g.6gb", phase="Running")
+    node.pass_time(30.0)  # a pod that comes is not told of at once
+    node.run(60)
+    assert (node.phases(), node.reasons()) == (["Pending", "Idle"], ["MPSInUse", "MPSInUse"])
+    assert "ml/job shares a GPU by MPS" in (node.partitions["gpu-1"].value.status.message or "")
+    node.labels["nvidia.com/gpu.workload.config"] = "vm-passthrough"
+    node.run(60)
+    assert (node.phases(), node.reasons()) == (["Blocked", "Idle"], ["ForeignOwner", "ForeignOwner"])
+    assigned(node, 1, "False", "NotNeeded", "no rule is for it")
+    node.run(60)
+    assert (node.phases()[1], node.reasons()[1]) == ("Idle", "")
+
+
+def test_pods_that_share_a_gpu_come_and_go_and_are_told_of_now_and_then() -> None:
+    node = ToyNode([None])
+    node.labels |= {"nvidia.com/mps.capable": "true", "nvidia.com/gpu.replicas": "4"}
+    assigned(node, 0, "False", "Waiting", "it is not this node's turn")
+    node.run(60)
+    node.writes = dict.fromkeys(node.partitions, node.now_s)
+    written = node.status_writes
+    for number in range(100):
+        node.pods = {f"job-{number}": ToyPod(f"job-{number}", "x", "", "nvidia.com/gpu")} if number % 3 else {}
+        node.step()
+        node.pass_time(1.0)
+    assert 2 <= node.status_writes - written <= 4
 
 
 def test_what_was_said_of_an_earlier_wish_is_not_told() -> None:

@@ -645,6 +645,42 @@ def test_what_others_change_is_corrected_or_only_told(drift: str) -> None:
     assert node.untouched()
 
 
+def test_what_is_only_observed_stays_so_when_the_node_loses_its_turn_and_gets_it_again() -> None:
+    """Seen: a node that made room for another, and one with a second GPU whose wish was edited, were corrected."""
+    node = ready()
+    node.wish("bbbbbbbb", {0: ONE_G, 1: ONE_G}, drift="Observe")
+    assert node.run(100)
+    gone = max(node.gpus[0].made)
+    del node.gpus[0].made[gone]
+    node.run(300)
+    node.withdraw()
+    node.run(300)
+    node.wish("bbbbbbbb", {0: ONE_G, 1: ONE_G}, drift="Observe")
+    node.run(3600)
+    assert (node.phases(), gone in node.gpus[0].made) == (["Blocked", "Ready"], False)
+    node.wish("cccccccc", {0: ONE_G, 1: TWO_G}, drift="Observe")
+    node.run(3600)
+    assert (node.phases(), gone in node.gpus[0].made) == (["Blocked", "Ready"], False)
+    assert node.reasons() == ["ForeignInstances", ""]
+    node.annotate(0, "migd.dev/retry")
+    node.run(3600)
+    assert (node.phases(), gone in node.gpus[0].made) == (["Ready", "Ready"], True), "somebody asked for it"
+
+
+def test_what_was_only_observed_is_made_as_an_edit_wishes_and_after_a_reboot() -> None:
+    node = ready()
+    node.wish("bbbbbbbb", {0: ONE_G, 1: ONE_G}, drift="Observe")
+    assert node.run(100)
+    del node.gpus[0].made[max(node.gpus[0].made)]
+    node.run(300)
+    node.wish("cccccccc", {0: TWO_G, 1: ONE_G}, drift="Observe")
+    assert node.run(3600)
+    assert node.phases() == ["Ready", "Ready"]
+    reboot(node)
+    assert node.run(3600)
+    assert node.phases() == ["Ready", "Ready"], "what a reboot took is nobody's hand"
+
+
 def test_a_gpu_that_is_lost_or_held_is_left_out_and_the_others_go_on() -> None:
     node = ready(gpus=3)
     node.gpus[0].lost = True
@@ -696,6 +732,21 @@ def test_a_record_without_a_nodes_part_is_taken_up() -> None:
 
 
 # --- an API server that denies ---
+
+
+def test_a_node_whose_plugin_may_not_be_stopped_is_not_even_closed_and_goes_on_once_it_may() -> None:
+    """Seen: it was closed for seconds at each try, again and again, and pods that could have run there waited."""
+    node = ready("Helm")
+    node.keeps_plugin = Cause("NoPermission", "the API server does not let the agent stop pod kube-system/plugin: 403")
+    node.longest_closed = 0.0
+    node.wish("bbbbbbbb", {0: TWO_G, 1: ONE_G})
+    node.run(3600)
+    assert (node.phases(), node.reasons()[0]) == (["Blocked", "Blocked"], "NoPermission")
+    assert node.partitions["gpu-0"].value.status.message == node.keeps_plugin.message
+    assert node.longest_closed == 0.0
+    node.keeps_plugin = None
+    assert node.run(3600)
+    assert node.phases() == ["Ready", "Ready"]
 
 
 def test_a_node_that_may_not_be_opened_again_says_why_it_stays_closed() -> None:

@@ -58,6 +58,18 @@ def test_a_taint_is_added_behind_the_ones_of_others_and_only_where_they_are_as_s
     ]
 
 
+SOFT = {"key": "migd.dev/changing", "effect": "PreferNoSchedule"}
+
+
+def test_a_taint_of_our_name_with_another_effect_closes_no_node_and_is_left_to_whoever_set_it():
+    """Seen: a node was taken to be closed, and changed, while the scheduler still placed pods there."""
+    seen = read(node(taints=[SOFT]))
+    assert not seen.value.closed
+    shut = patched(node(taints=[SOFT]), operations(seen, NodeChange(closed=True)))
+    assert shut["spec"]["taints"] == [SOFT, OURS]
+    assert patched(shut, operations(read(shut), NodeChange(closed=False)))["spec"]["taints"] == [SOFT]
+
+
 KEYS = st.sampled_from(["migd.dev/state", "migd.dev/owed", "migd.dev/mig-1g.10gb.count"])
 FOREIGN = st.dictionaries(st.sampled_from(["pool", "a/b"]), st.sampled_from(["x", "y"]))
 VALUES = st.dictionaries(KEYS, st.sampled_from(["1", "2"]))
@@ -68,7 +80,9 @@ CHANGES = st.builds(
     st.sampled_from([True, False, None]),
 )
 TAINTS = st.lists(
-    st.sampled_from([OURS, {"key": "x", "effect": "NoSchedule"}, {"key": "y", "value": "z", "effect": "NoExecute"}]),
+    st.sampled_from(
+        [OURS, SOFT, {"key": "x", "effect": "NoSchedule"}, {"key": "y", "value": "z", "effect": "NoExecute"}]
+    ),
     unique_by=str,
 )
 

@@ -157,6 +157,21 @@ def test_approval_is_waited_for_and_covers_a_rollout_as_it_shrinks_but_not_as_it
     assert not started(turn(replace(waiting, plans=(other,))))
 
 
+def test_a_plan_that_waits_for_approval_says_the_command_that_approves_it_and_its_gpus_do_not():
+    """Copied at night it has to be right; and a digest changes with the fleet, which is no news of each GPU."""
+    found = turn(fleet([plan("asked", approval="Manual")], [node()], [gpu(layout="7g.80gb")]))
+    command, _, approval = found.plans[0].status.message.partition("kubectl ")[2].rpartition("=")
+    assert command == "annotate gpp asked migd.dev/approved"
+    digest, _, more = approval.partition(" ")
+    assert more == "--overwrite"
+    approved = replace(found.plans[0], annotations={"migd.dev/approved": digest})
+    assert started(turn(replace(found, plans=(approved,))))
+    told = found.partitions[0].says("Assigned")
+    assert told is not None
+    assert told.reason == "AwaitingApproval"
+    assert digest not in told.message
+
+
 def test_a_hold_on_a_gpu_leaves_it_out_and_one_on_a_node_leaves_all_out():
     held = gpu(index=0, annotations={HOLD: "me"})
     one = settled(fleet([plan()], [node()], [held, gpu(index=1)]))

@@ -12,6 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from unit.migd_operator.fleets import (
     HALVES,
+    NOW,
     agents,
     answered,
     assigned,
@@ -26,7 +27,7 @@ from unit.migd_operator.fleets import (
     turn,
 )
 
-from migd.plans.partitions import Partition
+from migd.plans.partitions import LastTransition, Partition
 from migd_operator.deciding import decide
 from migd_operator.facts import Fleet
 from migd_operator.turns import limit_of
@@ -109,6 +110,73 @@ def test_a_failure_stops_the_rest_also_once_the_agent_of_that_node_is_silent():
     silent = tuple(replace(n, agent="silent") if n.name == first else n for n in found.nodes)
     found = turn(replace(found, nodes=silent))
     assert started(found) == {first, second}
+
+
+def ended(found: Fleet, name: str, phase: str, result: str) -> Fleet:
+    """The fleet after the change of a node's GPUs ended so, for the plan that they carry, and its agent told of it."""
+    after = agents(found, lambda _: phase, only=name)
+    partitions = []
+    for one in after.partitions:
+        if one.spec.node_name == name and one.spec.desired is not None:
+            last = LastTransition(id="x", generation=one.spec.desired.plan.generation, started_at=NOW, result=result)
+            one = remade(one, status=one.status.model_copy(update={"last_transition": last}))
+        partitions.append(one)
+    return replace(after, partitions=tuple(partitions))
+
+
+def approve(found: Fleet) -> Fleet:
+    digest = found.plans[0].status.preview.digest
+    return replace(found, plans=(replace(found.plans[0], annotations={"migd.dev/approved": digest}),))
+
+
+def of_asking(names: list[str], **more: Any) -> Fleet:
+    """Nodes of a plan that was approved, after its first turns were given."""
+    asking = plan(approval="Manual", **more)
+    found = turn(fleet([asking], [node(n) for n in names], [gpu(n, layout="7g.80gb") for n in names]))
+    return turn(approve(found))
+
+
+def joined(found: Fleet, name: str) -> Fleet:
+    nodes, gpus = (*found.nodes, node(name)), (*found.partitions, gpu(name, layout="7g.80gb"))
+    return replace(found, nodes=nodes, partitions=gpus)
+
+
+def test_what_failed_is_not_tried_again_once_its_approval_has_lapsed_and_its_plan_still_knows_that_it_failed():
+    """Seen: its agent closed it again by itself, though nobody approved of what the plan would do by then."""
+    found = of_asking(NODES[:2], rollout={"maxUnavailable": 2})
+    assert started(found) == {"n0", "n1"}
+    found = agents(ended(found, "n0", "Failed", "RolledBack"), only="n1")
+    found = turn(joined(joined(found, "n8"), "n9"))
+    assert started(found) == {"n1"}
+    assert assigned(found)["gpu-n0-0"] == ("False", "AwaitingApproval")
+    found = turn(agents(found, lambda _: "Pending", only="n0"))
+    counts = found.plans[0].status.nodes
+    assert counts is not None
+    assert (counts.failed, counts.ready, counts.waiting) == (1, 1, 2)
+    found = turn(approve(found))
+    assert started(found) == {"n0", "n1"}, "it goes first, and the others are stopped by its failure"
+    assert started(turn(ended(found, "n0", "Ready", "Succeeded"))) == {"n0", "n1", "n8", "n9"}
+
+
+def test_what_is_held_after_a_failure_begins_nothing_and_keeps_its_turn_when_an_approval_lapses():
+    """It waits for somebody to look at it; a turn given back later would change it before."""
+    found = ended(of_asking(NODES[:1], onFailure="Hold"), "n0", "Held", "Held")
+    assert started(turn(joined(found, "n9"))) == {"n0"}
+
+
+@pytest.mark.parametrize("pauses", [True, False])
+def test_a_node_that_is_held_while_it_changes_and_then_fails_stops_the_rest_as_any_other(pauses: bool):
+    found = turn(ten(maxUnavailable=1, pauseOnFailure=pauses))
+    hold = {"annotations": {"migd.dev/hold": "ann"}}
+    nodes = tuple(node("n0", **hold) if n.name == "n0" else n for n in found.nodes)
+    found = turn(replace(agents(found, lambda _: "Changing", only="n0"), nodes=nodes))
+    for phase in ("Failed", "Blocked"):  # the last, once its turn is gone
+        found = turn(ended(found, "n0", phase, "RolledBack"))
+    assert started(found) == (set() if pauses else {"n1"})
+    assert said(found, "Stalled") == (("True", "Held") if pauses else ("False", "Waiting"))
+    if pauses:
+        freed = turn(replace(found, nodes=tuple(node(n) for n in NODES)))
+        assert started(freed) == {"n0"}, "without the hold it is tried again before any other"
 
 
 def test_a_failed_node_comes_first_at_the_next_generation():
