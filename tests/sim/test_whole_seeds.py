@@ -51,7 +51,7 @@ REACHED = frozenset(
         *("closed", "opened", "preview compared"),
     }
 )
-TWICE = (3, 4, 5, 17, 4017)
+TWICE = (*range(3, 30), 1023, 1025, 4017)
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_whatever_happens_nobody_loses_anything_and_it_ends_well(batch: int, soa
 
 def test_a_seed_plays_the_same_story_to_the_byte_also_in_another_process():
     here = {seed: _digest(seed) for seed in TWICE}
-    assert {seed: _digest(seed) for seed in TWICE} == here
+    assert {seed: _digest(seed) for seed in TWICE[:5]} == {seed: here[seed] for seed in TWICE[:5]}
     script = f"from test_whole_seeds import _digest\nprint({{seed: _digest(seed) for seed in {TWICE!r}}})"
     for hashes in ("1", "2718"):
         environment = {**os.environ, "PYTHONHASHSEED": hashes, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final
 
 from fleet import Fleet
@@ -77,11 +78,9 @@ def _of_node(fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, An
 
 
 def _labels(node: SimNode, document: dict[str, Any], there: dict[str, GpuTruth], wished: bool) -> list[str]:
-    """Ours say what there is, where anything is wished on the node."""
-    counts: dict[str, int] = {}
-    for gpu in there.values() if wished else ():
-        for profile, number in counts_of(gpu.layout).items():
-            counts[profile] = counts.get(profile, 0) + number
+    """Ours say what pods can have, where anything is wished on the node: half an instance may be left by a failure."""
+    whole = (one.instance.profile for gpu in there.values() for one in gpu.there if one.whole and wished)
+    counts = Counter(whole)
     wanted = {f"migd.dev/mig-{profile.replace('+', '.')}.count": str(number) for profile, number in counts.items()}
     ours = {key: value for key, value in labels_of(document).items() if key.startswith("migd.dev/mig-")}
     return [] if ours == wanted else [f"{node.name} has labels {ours}, and there is {wanted}"]
