@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import grpc
 
@@ -39,6 +40,8 @@ from migd.sim.errors import SimulationError
 from migd.sim.node_devices import AdmissionError, DeviceManager, Held, Wants
 from migd.sim.node_plugin import device_of
 
+_CONFIRM_S: Final = 2.0
+
 
 @dataclass(slots=True)
 class Pod:
@@ -57,6 +60,7 @@ class Pod:
     verdict: Json | None = None  # the status it ended with
     status: Json | None = None
     gone: bool = False  # the API server has it no more
+    confirm_at_s: float = 0.0  # when to confirm its deletion, once more if need be
 
     @property
     def key(self) -> str:
@@ -224,7 +228,8 @@ class Pods:
         if pod.verdict is not None:
             self._send(pod, pod.verdict)
         metadata = pod.document["metadata"]
-        if grace_s(pod.document) is not None:
+        if grace_s(pod.document) is not None and time.monotonic() >= pod.confirm_at_s:
+            pod.confirm_at_s = time.monotonic() + _CONFIRM_S
             path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
             now = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
             self._api.request("DELETE", path, {"apiVersion": "v1", "kind": "DeleteOptions", **now})

@@ -136,7 +136,8 @@ class Program:
         # a container's name has the uid of its pod in it, as its cgroup has on a real machine
         seen = self.variables() | {"CONTAINER_ID": f"{uid_of(self._pod)}/{made}"}
         words = ["/bin/false"] if self.broken else self.command(seen)
-        self._child = Child(f"{self.name}@{self._ground.node}", words, self.log, self._ground.leashed, seen)
+        name, ground = f"{self.name}@{self._ground.node}", self._ground
+        self._child = Child(name, words, self.log, ground.leashed, seen, ground.forking)
         with self.log.open("a") as log:
             log.write(f"--- {now_text()} start {self.restarts}: {' '.join(words)}\n")
         self._child.start()
@@ -171,7 +172,7 @@ class Program:
     def variables(self) -> dict[str, str]:
         """What it sees in its environment."""
         given = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-        given |= {"HOME": str(self.token.folder), "PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"}
+        given |= {"HOME": str(self.token.folder), "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}
         given["GRPC_VERBOSITY"] = "ERROR"  # else each socket that closes is told of
         given |= {"SIMULATED_ROOT": str(self._ground.root), "KUBECONFIG": str(self.token.kubeconfig)}
         for one in self._container.get("env") or ():
@@ -289,5 +290,6 @@ def _expanded(word: str, variables: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda found: variables.get(found[1], found[0]), word)
 
 
-def _python_path() -> str:
+def python_path() -> str:
+    """Where our programs find their modules."""
     return os.pathsep.join(str(path) for path in (_ROOT, _ROOT / "operator", _ROOT / "tests"))

@@ -15,8 +15,8 @@ PARTITIONS: Final = "/apis/migd.dev/v1alpha1/gpupartitions"
 PODS: Final = "/api/v1/namespaces/default/pods"
 TAINT: Final = "migd.dev/changing"
 WITHIN_S: Final = 120.0
-EVERY_S: Final = 0.2
-"""Between two looks: many stories look at once, and each look is a connection."""
+EVERY_S: Final = 0.5
+"""Between two looks: many stories look at once, and each look takes the API server milliseconds."""
 
 
 def instances(**counts: int) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from controlplane.clusters import CONTROL, Cluster, Process
 from controlplane.processes import until
 from integration.texts import PLANS, plan
 
-CLUSTER = {"nodes": ("node-1", "node-2"), "spec": "2xa100-80gb"}
+CLUSTER = {"nodes": ("node-1", "node-2"), "spec": "2xa100-80gb", "forking": None}
+"""Every program is started as it is installed, here and in the background."""
 WITHIN_S = 60.0
 REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 PODS = "/api/v1/namespaces/default/pods"
