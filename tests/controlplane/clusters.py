@@ -24,6 +24,7 @@ NODES: Final = ("node-1", "node-2", "node-3")
 CONTROL: Final = "control"
 _CONTROL_TAINT: Final = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
 _READY_S: Final = 120.0
+_LOOK_S: Final = 0.3  # between two looks at all nodes
 _RESTARTS_MAX: Final = 4  # who ended so often while starting does not come up any more
 _KINDS: Final = ("gpupartitionplans", "gpupartitions")
 _MIGD: Final = "/apis/migd.dev/v1alpha1"
@@ -238,7 +239,7 @@ class Cluster:
     # ---- waiting
 
     def _wait(self, what: str, ready: Callable[[], bool]) -> None:
-        if not until(ready, _READY_S):
+        if not until(ready, _READY_S, _LOOK_S):
             pods = self.kubectl("get", "pods", "-A", "-o", "wide").stdout
             raise StartError(f"{what} did not get ready within {_READY_S:.0f} s; logs: {self.plane.logs}\n{pods}")
 

@@ -147,7 +147,8 @@ class Program:
             probe.begin(now_s)
 
     def _running(self, now_s: float) -> ContainerState:
-        started = self._probed("startupProbe", now_s)
+        startup = self._probes.get("startupProbe")
+        started = startup is None or startup.well or self._probed("startupProbe", now_s)  # it is asked until then
         ready = started and self._probed("readinessProbe", now_s)
         alive = not started or self._probed("livenessProbe", now_s)
         if not alive or (not started and self._probes["startupProbe"].gave_up):
@@ -244,6 +245,11 @@ class Probe:
         self._next_s = now_s + self._delay_s
         self._well = False
         self._bad = 0
+
+    @property
+    def well(self) -> bool:
+        """Whether the container was well when asked last, and was asked."""
+        return self._well
 
     @property
     def gave_up(self) -> bool:

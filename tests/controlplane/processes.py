@@ -20,11 +20,11 @@ from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 LEASH: Final = Path(__file__).with_name("leash.py")
 _PORTS: Final = range(20_000, 32_000)  # below the range that outgoing connections take theirs from
 _STOP_S: Final = 10.0
-_POLL_S: Final = 0.02
+_POLL_S: Final = 0.1
 
 
 def until(look: Callable[[], bool], within_s: float, every_s: float = _POLL_S) -> bool:
-    """Whether a look says yes within so many seconds; it is taken every 20 ms, or so often, and at least once."""
+    """Whether a look says yes within so many seconds; it is taken every 100 ms, or so often, and at least once."""
     asking = Retrying(
         retry=retry_if_result(lambda yes: not yes),
         wait=wait_fixed(every_s),

@@ -20,6 +20,20 @@ from integration.stage import Stage
 
 CRDS = Path(__file__).parents[2] / "crds"
 KINDS = ("gpupartitionplans", "gpupartitions")
+LONG = ("races", "outage", "kills", "writes", "plans")
+"""The stories, test_e2e_*, in the order in which two workers take turns: who waits runs beside who computes."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Files are dealt out in our order, and not by how many tests they have."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes minutes begins first, before the control plane that all other files share."""
+    files = [f"test_e2e_{name}" for name in LONG]
+    items.sort(key=lambda item: files.index(item.path.stem) if item.path.stem in files else len(files))
 
 
 @pytest.fixture(scope="session")

@@ -24,9 +24,9 @@ from integration.acting import (
     PARTITIONS,
     PLANS,
     SMALL,
-    TAINT,
     annotate,
     apply,
+    closed,
     eventually,
     introduced,
     labels,
@@ -125,7 +125,7 @@ class Mortal:
         rule = OFF if case.change == "off" else HALF if case.change == "on" else _other(cluster, name)
         generation = apply(cluster, plan(name, [name], rule, foreignInstances="Adopt"))
         if case.point.at == "save Backing":
-            eventually(lambda: TAINT in taints(cluster, name), True)
+            closed(cluster, name)
             annotate(cluster, f"/api/v1/nodes/{name}", hold="to back out")
             eventually(lambda: taints(cluster, name), [])
         eventually((place / "died").exists, True)
