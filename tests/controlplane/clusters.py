@@ -16,7 +16,7 @@ from controlplane.deploying import NAMESPACE, OVERLAYS, applied, for_simulated_n
 from controlplane.nodes import SPEC, SimNode
 from controlplane.nodes_programs import Program
 from controlplane.nodes_styles import STYLES, node_labels, plugin_manifests
-from controlplane.processes import StartError, until
+from controlplane.processes import Forking, StartError, until
 from controlplane.running import ControlPlane
 from migd.sim.spec import parse_spec
 
@@ -24,6 +24,7 @@ NODES: Final = ("node-1", "node-2", "node-3")
 CONTROL: Final = "control"
 _CONTROL_TAINT: Final = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
 _READY_S: Final = 120.0
+_LOOK_S: Final = 0.3  # between two looks at all nodes
 _RESTARTS_MAX: Final = 4  # who ended so often while starting does not come up any more
 _KINDS: Final = ("gpupartitionplans", "gpupartitions")
 _MIGD: Final = "/apis/migd.dev/v1alpha1"
@@ -110,6 +111,7 @@ class Cluster:
     folder: for the control plane, with all logs. nodes: their names. spec: the GPUs of each, or of each by name.
     style: how the device plugin is installed, see nodes_styles; strategy: its MIG strategy. operator: whether migd's
     operator runs; migd: whether migd is installed at all. instead: program -> the command that runs in its place.
+    forking: where agents, operator and plugins are forked from; None starts each anew, as it is installed.
     say: gets a line for each thing that is done.
     """
 
@@ -126,6 +128,7 @@ class Cluster:
         status_every_s: float = 1.0,
         backoff_s: float = 1.0,
         instead: Mapping[str, Sequence[str]] | None = None,
+        forking: Forking | None = None,
         programs: Path | None = None,
         say: Callable[[str], None] = lambda _line: None,
     ) -> None:
@@ -136,7 +139,7 @@ class Cluster:
         self._migd = migd
         self._say = say
         self.roots = Path(tempfile.mkdtemp(prefix="migd-"))  # short: a socket's path has 107 bytes at most
-        pace = {"status_every_s": status_every_s, "backoff_s": backoff_s}
+        common: dict[str, Any] = {"status_every_s": status_every_s, "backoff_s": backoff_s, "forking": forking}
         specs = dict.fromkeys(nodes, spec) if isinstance(spec, str) else spec
         self.nodes = {
             name: SimNode(
@@ -146,11 +149,11 @@ class Cluster:
                 specs[name],
                 labels=node_labels(self.style, strategy, parse_spec(specs[name])[0].name),
                 instead=instead,
-                **pace,
+                **common,
             )
             for name in nodes
         }
-        self.control = SimNode(self.plane, CONTROL, self.roots / CONTROL, "", taints=[_CONTROL_TAINT], **pace)
+        self.control = SimNode(self.plane, CONTROL, self.roots / CONTROL, "", taints=[_CONTROL_TAINT], **common)
 
     def __enter__(self) -> Self:
         self.start()
@@ -236,7 +239,7 @@ class Cluster:
     # ---- waiting
 
     def _wait(self, what: str, ready: Callable[[], bool]) -> None:
-        if not until(ready, _READY_S):
+        if not until(ready, _READY_S, _LOOK_S):
             pods = self.kubectl("get", "pods", "-A", "-o", "wide").stdout
             raise StartError(f"{what} did not get ready within {_READY_S:.0f} s; logs: {self.plane.logs}\n{pods}")
 

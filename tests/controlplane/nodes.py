@@ -12,6 +12,7 @@ from controlplane.nodes_kubelet import Kubelet
 from controlplane.nodes_object import NodeObject
 from controlplane.nodes_pods import now_text
 from controlplane.nodes_tokens import Ground
+from controlplane.processes import Forking
 from controlplane.running import ControlPlane
 from migd.sim import SimHost
 
@@ -26,7 +27,7 @@ class SimNode:
     root: the folder that is its `/`, with a short path since sockets lie in it. spec: its GPUs, "" for none. seed: of
     the GPUs' UUIDs; the node's name where not given.
     status_every_s: how often the kubelet looks at the node's status; backoff_s: before a container's first restart.
-    instead: program -> the command that runs in its place.
+    instead: program -> the command that runs in its place. forking: where Python programs are forked from.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class SimNode:
         seed: str = "",
         leashed: bool = True,
         instead: Mapping[str, Sequence[str]] | None = None,
+        forking: Forking | None = None,
     ) -> None:
         assert len(str(root)) <= 107 - SOCKET_ROOM - len("/var/lib/kubelet"), f"{root} is too long for sockets"
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -66,6 +68,7 @@ class SimNode:
             backoff_s=backoff_s,
             leashed=leashed,
             instead=instead or {},
+            forking=forking,
         )
         self.object = NodeObject(self.api, name, kubernetes_version(), labels or {}, taints, status_every_s)
         self.kubelet = Kubelet(self.api, self.object, ground, self.machine if spec else None, self._say)

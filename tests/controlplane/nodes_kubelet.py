@@ -25,7 +25,7 @@ from migd.sim import SimHost
 from migd.sim.node_devices import Held
 
 T = TypeVar("T")
-_TICK_S: Final = 0.2
+_TICK_S: Final = 0.3
 _WATCH_S: Final = 300
 _DO_S: Final = 60.0
 
@@ -53,6 +53,7 @@ class Kubelet:
         self._say = say
         self._sockets = Sockets(ground.root / "var/lib/kubelet", self._put, lambda: self.pods.snapshot)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._boot = ""  # the machine's boot id, once it was read
         self._down = False
         self._away = False
         self._stopping = threading.Event()
@@ -173,7 +174,9 @@ class Kubelet:
                 event()
 
     def _boot_id(self) -> str:
-        return self.pods.host.boot_id() if self.pods.host else "11111111-2222-3333-4444-555555555555"
+        if not self._boot:
+            self._boot = self.pods.host.boot_id() if self.pods.host else "11111111-2222-3333-4444-555555555555"
+        return self._boot
 
     # ---- pods as the API server has them
 
@@ -237,6 +240,7 @@ class Kubelet:
         self.pods.power_off()
         if self.pods.host is not None:
             self.pods.host.reboot()
+        self._boot = ""
         self._come_up()
 
     def _shut_down(self) -> None:

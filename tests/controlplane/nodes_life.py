@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import grpc
 
@@ -39,6 +40,8 @@ from migd.sim.errors import SimulationError
 from migd.sim.node_devices import AdmissionError, DeviceManager, Held, Wants
 from migd.sim.node_plugin import device_of
 
+_CONFIRM_S: Final = 2.0
+
 
 @dataclass(slots=True)
 class Pod:
@@ -56,7 +59,9 @@ class Pod:
     kill_at_s: float | None = None
     verdict: Json | None = None  # the status it ended with
     status: Json | None = None
+    shown: tuple[Json, str, Mapping[str, ContainerState]] | None = None  # of what the status tells: as it was sent
     gone: bool = False  # the API server has it no more
+    confirm_at_s: float = 0.0  # when to confirm its deletion, once more if need be
 
     @property
     def key(self) -> str:
@@ -167,7 +172,11 @@ class Pods:
             self._end(pod, "Succeeded" if well else "Failed", states)
             return
         waits = any(state.kind == "waiting" and not state.restarts for state in states.values())
-        self._send(pod, self._status(pod, "Pending" if waits else "Running", states))
+        phase = "Pending" if waits else "Running"
+        if pod.shown is not None and pod.shown[0] is pod.document and pod.shown[1:] == (phase, states):
+            return
+        sent = self._send(pod, self._status(pod, phase, states))
+        pod.shown = (pod.document, phase, states) if sent else None
 
     def _container(self, pod: Pod, name: str, program: Program, now_s: float) -> ContainerState:
         if program.image in self.missing and program.pid is None:
@@ -224,7 +233,8 @@ class Pods:
         if pod.verdict is not None:
             self._send(pod, pod.verdict)
         metadata = pod.document["metadata"]
-        if grace_s(pod.document) is not None:
+        if grace_s(pod.document) is not None and time.monotonic() >= pod.confirm_at_s:
+            pod.confirm_at_s = time.monotonic() + _CONFIRM_S
             path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
             now = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
             self._api.request("DELETE", path, {"apiVersion": "v1", "kind": "DeleteOptions", **now})
@@ -233,13 +243,16 @@ class Pods:
         address = address_of(uid_of(pod.document))
         return status_of(pod.document, phase, states, address, pod.started or now_text(), pod.status)
 
-    def _send(self, pod: Pod, status: Json) -> None:
+    def _send(self, pod: Pod, status: Json) -> bool:
+        """Whether the API server has it then."""
         if pod.status is not None and same_status(pod.status, status):
-            return
+            return True
         metadata = pod.document["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
-        if self._api.patch(path, {"metadata": {"uid": metadata["uid"]}, "status": status}, MERGE).ok:
+        sent = self._api.patch(path, {"metadata": {"uid": metadata["uid"]}, "status": status}, MERGE).ok
+        if sent:
             pod.status = status
+        return sent
 
     def _publish(self) -> None:
         self.snapshot = (self.manager.active(), self.manager.held())

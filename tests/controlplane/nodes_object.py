@@ -12,6 +12,7 @@ from migd.sim.node_devices import Report, advertised
 
 LEASE_S: Final = 40
 _RENEW_S: Final = 10.0
+_LOOK_S: Final = 10.0  # and others' part of it is looked at so often, as a kubelet does
 _REPORT_S: Final = 300.0  # a status that does not change is sent so often
 _LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _WELL: Final = {
@@ -47,6 +48,7 @@ class NodeObject:
         self._status_at_s = 0.0
         self._lease_at_s = 0.0
         self._sent: tuple[Json, float] | None = None
+        self._settled: tuple[str, Report, float] | None = None  # what needed no report, and until when
         self._lease: Json | None = None
         self.uid = ""
         self.registered = False
@@ -73,7 +75,7 @@ class NodeObject:
             made = self._api.get(self._path)
         self.uid = str(made.object()["metadata"]["uid"])
         self._status_at_s = self._lease_at_s = 0.0
-        self._sent = None
+        self._sent = self._settled = None
         self.registered = True
 
     def step(self, now_s: float, boot_id: Callable[[], str], report: Callable[[float], Report]) -> None:
@@ -90,12 +92,16 @@ class NodeObject:
     def hurry(self) -> None:
         """Report at the next step."""
         self._status_at_s = 0.0
+        self._settled = None
 
     @property
     def _path(self) -> str:
         return f"/api/v1/nodes/{self._name}"
 
     def _report(self, now_s: float, boot_id: str, report: Report) -> None:
+        if self._settled is not None and self._settled[:2] == (boot_id, report) and now_s < self._settled[2]:
+            return
+        self._settled = None
         seen = self._api.get(self._path)
         if not seen.ok:
             return
@@ -114,6 +120,7 @@ class NodeObject:
         before = {c["type"]: c for c in status.get("conditions") or ()}
         ready = all(before.get(kind, {}).get("status") == value for kind, (value, _) in _WELL.items())
         if self._sent is not None and self._sent[0] == told and now_s - self._sent[1] < _REPORT_S and ready:
+            self._settled = boot_id, report, now_s + _LOOK_S
             return
         now = now_text()
         conditions = []

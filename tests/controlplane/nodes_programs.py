@@ -136,7 +136,8 @@ class Program:
         # a container's name has the uid of its pod in it, as its cgroup has on a real machine
         seen = self.variables() | {"CONTAINER_ID": f"{uid_of(self._pod)}/{made}"}
         words = ["/bin/false"] if self.broken else self.command(seen)
-        self._child = Child(f"{self.name}@{self._ground.node}", words, self.log, self._ground.leashed, seen)
+        name, ground = f"{self.name}@{self._ground.node}", self._ground
+        self._child = Child(name, words, self.log, ground.leashed, seen, ground.forking)
         with self.log.open("a") as log:
             log.write(f"--- {now_text()} start {self.restarts}: {' '.join(words)}\n")
         self._child.start()
@@ -146,7 +147,8 @@ class Program:
             probe.begin(now_s)
 
     def _running(self, now_s: float) -> ContainerState:
-        started = self._probed("startupProbe", now_s)
+        startup = self._probes.get("startupProbe")
+        started = startup is None or startup.well or self._probed("startupProbe", now_s)  # it is asked until then
         ready = started and self._probed("readinessProbe", now_s)
         alive = not started or self._probed("livenessProbe", now_s)
         if not alive or (not started and self._probes["startupProbe"].gave_up):
@@ -171,7 +173,7 @@ class Program:
     def variables(self) -> dict[str, str]:
         """What it sees in its environment."""
         given = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-        given |= {"HOME": str(self.token.folder), "PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"}
+        given |= {"HOME": str(self.token.folder), "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}
         given["GRPC_VERBOSITY"] = "ERROR"  # else each socket that closes is told of
         given |= {"SIMULATED_ROOT": str(self._ground.root), "KUBECONFIG": str(self.token.kubeconfig)}
         for one in self._container.get("env") or ():
@@ -245,6 +247,11 @@ class Probe:
         self._bad = 0
 
     @property
+    def well(self) -> bool:
+        """Whether the container was well when asked last, and was asked."""
+        return self._well
+
+    @property
     def gave_up(self) -> bool:
         """It failed as often as it may."""
         return self._bad >= self._bad_max
@@ -289,5 +296,6 @@ def _expanded(word: str, variables: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda found: variables.get(found[1], found[0]), word)
 
 
-def _python_path() -> str:
+def python_path() -> str:
+    """Where our programs find their modules."""
     return os.pathsep.join(str(path) for path in (_ROOT, _ROOT / "operator", _ROOT / "tests"))

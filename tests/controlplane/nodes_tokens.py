@@ -11,6 +11,7 @@ from typing import Final
 
 from controlplane.api import Api, Json
 from controlplane.nodes_pods import uid_of
+from controlplane.processes import Forking
 
 TOKEN_S: Final = 3607
 """How long a token holds; what the ServiceAccount admission plugin asks for."""
@@ -22,6 +23,7 @@ class Ground:
 
     variables: every container has them. logs: a folder for their output. backoff_s: before the first restart, doubled
     each time; a kubelet's is 10. instead: program -> the command that runs in its place, for tests that kill it.
+    forking: where Python programs are forked from; None starts each anew.
     """
 
     node: str
@@ -33,6 +35,7 @@ class Ground:
     backoff_s: float = 10.0
     leashed: bool = True
     instead: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    forking: Forking | None = None
 
 
 class Token:

@@ -41,7 +41,7 @@ from migd.sim import SimHost
 from migd.sim.node_plugin import RETRY_S, DevicePlugin, PluginConfig, PluginError, preferred
 
 COMMAND: Final = "nvidia-device-plugin"
-_LOOK_S: Final = 0.2
+_LOOK_S: Final = 0.5
 _CALL_S: Final = 10.0
 _PR_SET_NAME: Final = 15  # prctl(2)
 _OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))

@@ -13,18 +13,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Protocol
 
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 LEASH: Final = Path(__file__).with_name("leash.py")
 _PORTS: Final = range(20_000, 32_000)  # below the range that outgoing connections take theirs from
 _STOP_S: Final = 10.0
-_POLL_S: Final = 0.02
+_POLL_S: Final = 0.1
 
 
 def until(look: Callable[[], bool], within_s: float, every_s: float = _POLL_S) -> bool:
-    """Whether a look says yes within so many seconds; it is taken every 20 ms, or so often, and at least once."""
+    """Whether a look says yes within so many seconds; it is taken every 100 ms, or so often, and at least once."""
     asking = Retrying(
         retry=retry_if_result(lambda yes: not yes),
         wait=wait_fixed(every_s),
@@ -38,10 +38,28 @@ class StartError(Exception):
     """A part of the control plane did not come up; the text has the end of its log."""
 
 
+class Running(Protocol):
+    """A process as `Child` needs it; `subprocess.Popen` is one."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+class Forking(Protocol):
+    """Where Python programs come from that need not import anew; see nursery."""
+
+    def start(self, words: Sequence[str], log: int, environment: Mapping[str, str], folder: Path) -> Running: ...
+
+
 class Child:
     """One program: started, stopped and started again with the same arguments; its output goes on in one log.
 
-    leashed: it dies with the thread that started it. environment: what it sees; None for ours.
+    leashed: it dies with the thread that started it. environment: what it sees; None for ours. forking: where it is
+    forked from, with which it dies, where it is a program of our Python.
     """
 
     def __init__(
@@ -51,13 +69,15 @@ class Child:
         log: Path,
         leashed: bool = True,
         environment: Mapping[str, str] | None = None,
+        forking: Forking | None = None,
     ) -> None:
         self.name = name
         self.log = log
         self._command = [str(word) for word in command]
         self._leashed = leashed
         self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
+        self._forking = forking if self._command[0] == sys.executable else None
+        self._process: Running | None = None
 
     @property
     def pid(self) -> int:
@@ -75,6 +95,10 @@ class Child:
         assert not self.running, f"{self.name} runs already"
         leash = [sys.executable, "-S", str(LEASH), str(os.getpid())] if self._leashed else []
         with self.log.open("ab") as log:
+            if self._forking is not None:
+                seen = os.environ if self._environment is None else self._environment
+                self._process = self._forking.start(self._command, log.fileno(), seen, self.log.parent)
+                return
             self._process = subprocess.Popen(
                 [*leash, *self._command],
                 stdin=subprocess.DEVNULL,

@@ -19,6 +19,8 @@ from controlplane.processes import Child, Ports, StartError
 
 ISSUER: Final = "https://kubernetes.default.svc.cluster.local"
 _SERVICE_RANGE: Final = f"{SERVICE_ADDRESS.rpartition('.')[0]}.0/24"
+_GO: Final = {"GOGC": "200"}
+"""Collect garbage half as often: a fifth of the API server's time goes into it otherwise. It takes some 100 MB more."""
 _START_S: Final = 90.0  # about 6 s where nothing else runs
 _KUBECTL_S: Final = 60.0
 
@@ -201,7 +203,8 @@ class ControlPlane:
         return self.kubeconfig_of(f"{name}.kubeconfig", self.authority.client(name, f"system:{name}"))
 
     def _child(self, name: str, *flags: str) -> Child:
-        return Child(name, [self._programs / name, *flags], self.logs / f"{name}.log", self._leashed)
+        command = [self._programs / name, *flags]
+        return Child(name, command, self.logs / f"{name}.log", self._leashed, {**os.environ, **_GO})
 
     def _answers(self, path: str) -> bool:
         try:

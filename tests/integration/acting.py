@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -15,8 +14,8 @@ PARTITIONS: Final = "/apis/migd.dev/v1alpha1/gpupartitions"
 PODS: Final = "/api/v1/namespaces/default/pods"
 TAINT: Final = "migd.dev/changing"
 WITHIN_S: Final = 120.0
-EVERY_S: Final = 0.2
-"""Between two looks: many stories look at once, and each look is a connection."""
+EVERY_S: Final = 0.5
+"""Between two looks: many stories look at once, and each look takes the API server milliseconds."""
 
 
 def instances(**counts: int) -> dict[str, Any]:
@@ -43,10 +42,9 @@ def plan(name: str, nodes: Sequence[str], *rules: dict[str, Any], **spec: Any) -
 
 
 def apply(cluster: Cluster, document: Json) -> int:
-    """`kubectl apply` it; the object's generation then."""
-    done = cluster.kubectl("apply", "-f", "-", "-o", "json", stdin=json.dumps(document))
-    assert done.returncode == 0, done.stderr
-    return int(json.loads(done.stdout)["metadata"]["generation"])
+    """Apply it server-side, as an admin; the object's generation then."""
+    path = f"{PLANS}/{document['metadata']['name']}"
+    return int(cluster.plane.admin.apply(path, document, "admin", force=True).object()["metadata"]["generation"])
 
 
 def edit(cluster: Cluster, name: str, **spec: Any) -> int:
@@ -82,7 +80,8 @@ def said_of(cluster: Cluster, node: str, kind: str) -> tuple[str, str]:
 
 def partitions(cluster: Cluster, *nodes: str) -> list[Json]:
     """The GPUPartitions of these nodes, by node and index."""
-    found = cluster.plane.admin.get(PARTITIONS).object()["items"]
+    where = {"fieldSelector": f"spec.nodeName={nodes[0]}"} if len(nodes) == 1 else {}
+    found = cluster.plane.admin.get(PARTITIONS, **where).object()["items"]
     mine = [one for one in found if one["spec"]["nodeName"] in nodes]
     return sorted(
         mine, key=lambda one: (one["spec"]["nodeName"], one.get("status", {}).get("board", {}).get("index", 0))
@@ -130,9 +129,14 @@ def eventually(
     assert until(lambda: look() == wanted, within_s, every_s), f"{look()!r} and not {wanted!r} after {within_s:.0f} s"
 
 
+def closed(cluster: Cluster, node: str) -> None:
+    """Wait until a node is closed, and look often: what the test does next has to come before the agent goes on."""
+    eventually(lambda: TAINT in taints(cluster, node), True, every_s=0.1)
+
+
 def ready(cluster: Cluster, name: str) -> None:
     """Wait until a plan's present generation is carried out."""
-    eventually(lambda: condition(cluster, name, "Ready"), ("True", "AsWished"), every_s=1.0)
+    eventually(lambda: condition(cluster, name, "Ready"), ("True", "AsWished"), every_s=1.5)
 
 
 def run_pod(cluster: Cluster, name: str, node: str, grace_s: int = 1, notes: Json | None = None, **limits: int) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from controlplane.building import NotBuiltError, found_programs
 from controlplane.clusters import Cluster
+from controlplane.nodes_programs import python_path
+from controlplane.nursery import Nursery
 from controlplane.processes import until
 from controlplane.running import ControlPlane
 from integration.crowds import Crowd, crowd_of, needs_of
@@ -18,6 +20,20 @@ from integration.stage import Stage
 
 CRDS = Path(__file__).parents[2] / "crds"
 KINDS = ("gpupartitionplans", "gpupartitions")
+LONG = ("races", "outage", "kills", "writes", "plans")
+"""The stories, test_e2e_*, in the order in which two workers take turns: who waits runs beside who computes."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Files are dealt out in our order, and not by how many tests they have."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes minutes begins first, before the control plane that all other files share."""
+    files = [f"test_e2e_{name}" for name in LONG]
+    items.sort(key=lambda item: files.index(item.path.stem) if item.path.stem in files else len(files))
 
 
 @pytest.fixture(scope="session")
@@ -50,15 +66,25 @@ def _programs() -> Path | str:
         return str(missing)
 
 
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Where agents, operators and device plugins are forked from."""
+    with Nursery(python_path()) as running:
+        yield running
+
+
 @pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(
+    request: pytest.FixtureRequest, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     """A whole cluster of the test module's own; what its CLUSTER says goes to `Cluster`."""
     programs = _programs()
     if isinstance(programs, str):
         pytest.fail(programs, pytrace=False)
     failed = request.session.testsfailed
     folder = tmp_path_factory.mktemp("cluster")
-    with Cluster(folder, programs=programs, **getattr(request.module, "CLUSTER", {})) as running:
+    options = {"forking": nursery, **getattr(request.module, "CLUSTER", {})}
+    with Cluster(folder, programs=programs, **options) as running:
         yield running
     _kept_or_not(request, failed, folder)
 
@@ -73,12 +99,12 @@ def _kept_or_not(request: pytest.FixtureRequest, failed: int, folder: Path) -> N
 
 @pytest.fixture(scope="module")
 def crowd(
-    request: pytest.FixtureRequest, bare_programs: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, nursery: Nursery, bare_programs: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Crowd]:
     """The selected stories of a module, under way; see `integration.crowds`."""
     failed = request.session.testsfailed
     folder = tmp_path_factory.mktemp("crowd")
-    with crowd_of(needs_of(request), folder, bare_programs) as under_way:
+    with crowd_of(needs_of(request), folder, bare_programs, forking=nursery) as under_way:
         yield under_way
     _kept_or_not(request, failed, folder)
 

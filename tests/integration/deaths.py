@@ -17,15 +17,16 @@ from controlplane.clusters import Cluster
 from controlplane.deploying import applied
 from controlplane.nodes import SimNode
 from controlplane.nodes_styles import STYLES, Style, node_labels, plugin_manifests
+from controlplane.nursery import Nursery
 from integration.acting import (
     HALF,
     OFF,
     PARTITIONS,
     PLANS,
     SMALL,
-    TAINT,
     annotate,
     apply,
+    closed,
     eventually,
     introduced,
     labels,
@@ -124,7 +125,7 @@ class Mortal:
         rule = OFF if case.change == "off" else HALF if case.change == "on" else _other(cluster, name)
         generation = apply(cluster, plan(name, [name], rule, foreignInstances="Adopt"))
         if case.point.at == "save Backing":
-            eventually(lambda: TAINT in taints(cluster, name), True)
+            closed(cluster, name)
             annotate(cluster, f"/api/v1/nodes/{name}", hold="to back out")
             eventually(lambda: taints(cluster, name), [])
         eventually((place / "died").exists, True)
@@ -140,21 +141,21 @@ class Mortal:
 
 
 @contextmanager
-def mortal_nodes(cases: Sequence[Case], usual: int, folder: Path, programs: Path) -> Iterator[Mortal]:
+def mortal_nodes(cases: Sequence[Case], usual: int, folder: Path, programs: Path, nursery: Nursery) -> Iterator[Mortal]:
     """A cluster with these nodes, and with the cases under way on them."""
-    instead = {"migd": PROGRAM}
+    ways: dict[str, Any] = {"instead": {"migd": PROGRAM}, "backoff_s": 0.3, "forking": nursery}
     names = [f"k{i}" for i in range(usual)]
     with ExitStack() as stack:
-        cluster = Cluster(folder, names, spec=GPU, programs=programs, instead=instead, backoff_s=0.3)
+        cluster = Cluster(folder, names, spec=GPU, programs=programs, **ways)
         stack.enter_context(cluster)
         for style, name in {(case.style, case.name) for case in cases if case.style}:
-            cluster.nodes[name] = stack.enter_context(_styled(cluster, STYLES[style], name, instead))
+            cluster.nodes[name] = stack.enter_context(_styled(cluster, STYLES[style], name, ways))
         introduced(cluster, *cluster.nodes)
         pool = stack.enter_context(ThreadPoolExecutor(len(cluster.nodes)))
         yield Mortal(cluster, cases, pool)
 
 
-def _styled(cluster: Cluster, style: Style, name: str, instead: Any) -> SimNode:
+def _styled(cluster: Cluster, style: Style, name: str, ways: dict[str, Any]) -> SimNode:
     """A node with another kind of device plugin, cut in seven already."""
     marks = {**node_labels(style, "mixed", GPU), "feature.node.kubernetes.io/pci-10de.present": "true", "plugin": name}
     del marks["nvidia.com/gpu.present"]  # by which the usual plugin finds its nodes
@@ -166,7 +167,7 @@ def _styled(cluster: Cluster, style: Style, name: str, instead: Any) -> SimNode:
                 **{key: value for key, value in style.selector.items() if key in marks},
                 "plugin": name,
             }
-    node = SimNode(cluster.plane, name, cluster.roots / name, GPU, labels=marks, instead=instead, backoff_s=0.3)
+    node = SimNode(cluster.plane, name, cluster.roots / name, GPU, labels=marks, **ways)
     with stranger(node.machine()) as gpus:
         (gpu,) = gpus.look()
         gpus.perform(SetMode(gpu.uuid, True))

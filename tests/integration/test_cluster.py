@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from controlplane.clusters import CONTROL, Cluster, Process
 from controlplane.processes import until
-from integration.texts import PLANS, plan
+from integration.texts import plan
 
-CLUSTER = {"nodes": ("node-1", "node-2"), "spec": "2xa100-80gb"}
+CLUSTER = {"nodes": ("node-1", "node-2"), "spec": "2xa100-80gb", "forking": None}
+"""Every program is started with a Python of its own, here and in the background."""
 WITHIN_S = 60.0
 REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 PODS = "/api/v1/namespaces/default/pods"
@@ -55,7 +56,8 @@ def test_a_plan_is_carried_out_and_a_pod_runs_on_a_new_instance(cluster: Cluster
         "gpus": {"indices": [0]},
         "instances": [{"profile": "3g.40gb", "count": 1}, {"profile": "1g.10gb", "count": 2}],
     }
-    cluster.plane.admin.create(PLANS, plan(name, nodeSelector={}, rules=[wish])).object()
+    done = cluster.kubectl("apply", "-f", "-", stdin=json.dumps(plan(name, nodeSelector={}, rules=[wish])))
+    assert done.returncode == 0, done.stderr
     done = cluster.kubectl("wait", "--for=condition=Ready", f"gpp/{name}", "--timeout=50s")
     assert done.returncode == 0, f"{done.stderr}\n{cluster.kubectl('get', 'gpp,gpart').stdout}"
     for node in cluster.nodes:

@@ -13,6 +13,7 @@ from typing import Final, get_args
 
 import pytest
 from controlplane.nodes_styles import OPERATOR, TOLERANT
+from controlplane.nursery import Nursery
 from controlplane.processes import until
 from integration.acting import EVERY_S, HALF, WITHIN_S, apply, plan, quiet, ready
 from integration.deaths import Case, Mortal, mortal_nodes
@@ -62,8 +63,8 @@ CASES: Final = cases()
 
 
 @pytest.fixture(scope="module")
-def mortals(bare_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mortal]:
-    with mortal_nodes(CASES, NODES, tmp_path_factory.mktemp("kills"), bare_programs) as under_way:
+def mortals(bare_programs: Path, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mortal]:
+    with mortal_nodes(CASES, NODES, tmp_path_factory.mktemp("kills"), bare_programs, nursery) as under_way:
         yield under_way
 
 

@@ -15,10 +15,10 @@ from integration.acting import (
     OFF,
     PLANS,
     SMALL,
-    TAINT,
     WHOLE,
     annotate,
     apply,
+    closed,
     condition,
     edit,
     end_pod,
@@ -137,7 +137,7 @@ def test_a_deleted_plan_leaves_the_layout_and_takes_labels_and_wish_away(cluster
 
     backed_out = Promise(cluster, "too-late", [other])
     backed_out.said(apply(cluster, plan("too-late", [other], SMALL)))
-    eventually(lambda: TAINT in taints(cluster, other), True)
+    closed(cluster, other)
     cluster.plane.admin.delete(f"{PLANS}/too-late").object()
     eventually(lambda: (phases(cluster, other), taints(cluster, other)), (["Idle"], []))
     quiet(cluster, other)
@@ -150,7 +150,7 @@ def test_a_pause_backs_out_before_the_first_effect_and_lets_a_change_finish_afte
 ):
     promise = Promise(cluster, "paused", [node])
     promise.said(apply(cluster, plan("paused", [node], HALF)))
-    eventually(lambda: TAINT in taints(cluster, node), True)
+    closed(cluster, node)
     paused = edit(cluster, "paused", paused=True)
     eventually(lambda: taints(cluster, node), [])
     eventually(lambda: condition(cluster, "paused", "Ready"), ("False", "Paused"))

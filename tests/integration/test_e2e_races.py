@@ -22,6 +22,7 @@ from integration.acting import (
     TAINT,
     WHOLE,
     apply,
+    closed,
     condition,
     edit,
     end_pod,
@@ -243,7 +244,7 @@ def test_a_cordon_survives_a_change_that_succeeds_and_one_whose_agent_is_killed(
     assert cluster.kubectl("taint", "node", node, "nvidia.com/gpu=present:NoSchedule").returncode == 0
     promise = Promise(cluster, "cordoned", [node])
     promise.said(apply(cluster, plan("cordoned", [node], SMALL)))
-    eventually(lambda: TAINT in taints(cluster, node), True)
+    closed(cluster, node)
     cordon(cluster, node)
     eventually(lambda: TAINT in taints(cluster, node), False)
     eventually(lambda: phases(cluster, node), ["Ready"])
@@ -253,7 +254,7 @@ def test_a_cordon_survives_a_change_that_succeeds_and_one_whose_agent_is_killed(
 
     promise = Promise(cluster, "cordoned", [node])
     promise.said(edit(cluster, "cordoned", rules=[HALF]))
-    eventually(lambda: TAINT in taints(cluster, node), True)
+    closed(cluster, node)
     assert cluster.kubectl("cordon", node).returncode == 0
     cluster.agent(node).kill()
     eventually(lambda: TAINT in taints(cluster, node), False)
@@ -274,7 +275,7 @@ def test_a_cordon_survives_a_change_that_fails_and_is_rolled_back(cluster: Clust
     machine.inject(Fault("nvmlDeviceCreateGpuInstanceWithPlacement", nth=1, times=3))
     promise = Promise(cluster, "failing", [node])
     promise.said(edit(cluster, "failing", rules=[HALF]))
-    eventually(lambda: TAINT in taints(cluster, node), True)
+    closed(cluster, node)
     cordon(cluster, node)
     eventually(lambda: (TAINT in taints(cluster, node), phases(cluster, node)), (False, ["Failed"]))
     still_cordoned(cluster, node)

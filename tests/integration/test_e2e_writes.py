@@ -18,8 +18,8 @@ from integration.acting import (
     OFF,
     PLANS,
     SMALL,
-    TAINT,
     apply,
+    closed,
     condition,
     edit,
     eventually,
@@ -54,7 +54,7 @@ def history(cluster: Cluster) -> None:
     promise.kept()
     promise = Promise(cluster, "first", NODES)
     promise.said(edit(cluster, "first", rules=[SMALL]))
-    eventually(lambda: TAINT in taints(cluster, "w0"), True)
+    closed(cluster, "w0")
     promise.said(edit(cluster, "first", paused=True))
     eventually(lambda: condition(cluster, "first", "Ready"), ("False", "Paused"))
     eventually(lambda: [taints(cluster, name) for name in NODES], [[], []])

@@ -20,6 +20,7 @@ from controlplane.api import JSON_PATCH
 from controlplane.nodes import SimNode
 from controlplane.nodes_pods import LASTS_S, PROGRAM, STOPS_IN_S
 from controlplane.nodes_styles import HELM, OPERATOR, TOLERANT, Style, node_labels, plugin_manifests
+from controlplane.nursery import Nursery
 from controlplane.processes import until
 from controlplane.running import ControlPlane
 from staging import make, stranger
@@ -38,12 +39,14 @@ WITHIN_S = 30.0
 class Site:
     """A node on a shared control plane, with a plugin of its own style, and what tests do to it."""
 
-    def __init__(self, plane: ControlPlane, folder: Path, style: Style) -> None:
+    def __init__(self, plane: ControlPlane, folder: Path, style: Style, nursery: Nursery) -> None:
         self.plane = plane
         self.style = style
         self.name = f"t-{uuid.uuid4().hex[:8]}"
         labels = {**node_labels(style, "mixed", "NVIDIA A100-SXM4-80GB"), "t": self.name}
-        self.node = SimNode(plane, self.name, folder / "n", "2xa100-80gb", labels=labels, status_every_s=0.5)
+        self.node = SimNode(
+            plane, self.name, folder / "n", "2xa100-80gb", labels=labels, status_every_s=0.5, forking=nursery
+        )
 
     def install(self) -> None:
         """Cut GPU 0 by hand, then let the plugin come."""
@@ -149,9 +152,9 @@ class Site:
         self.plane.admin.patch(f"/api/v1/nodes/{self.name}", change, JSON_PATCH).object()
 
 
-def sited(plane: ControlPlane, style: Style) -> Iterator[Site]:
+def sited(plane: ControlPlane, style: Style, nursery: Nursery) -> Iterator[Site]:
     with tempfile.TemporaryDirectory(prefix="migd-") as folder:
-        site = Site(plane, Path(folder), style)
+        site = Site(plane, Path(folder), style, nursery)
         with site.node:
             site.install()
             yield site
@@ -159,14 +162,14 @@ def sited(plane: ControlPlane, style: Style) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def helm(plane: ControlPlane) -> Iterator[Site]:
-    yield from sited(plane, HELM)
+def helm(plane: ControlPlane, nursery: Nursery) -> Iterator[Site]:
+    yield from sited(plane, HELM, nursery)
 
 
 @pytest.fixture
-def fresh(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Site]:
+def fresh(plane: ControlPlane, nursery: Nursery, request: pytest.FixtureRequest) -> Iterator[Site]:
     """A node of the test's own."""
-    yield from sited(plane, getattr(request, "param", HELM))
+    yield from sited(plane, getattr(request, "param", HELM), nursery)
 
 
 def test_a_pod_bound_by_the_scheduler_gets_the_device_that_pod_resources_names(helm: Site, name: str):

@@ -132,7 +132,7 @@ class Program:
         """Its exit code after a signal; None where it has not ended within seconds."""
         os.kill(self.child.pid, number)
         until(lambda: not self.child.running, within_s)
-        return self.child._process.returncode if self.child._process is not None else None
+        return self.child.exit_status
 
     def page(self, path: str) -> tuple[int, str]:
         try:
