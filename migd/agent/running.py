@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
-
 from migd.agent.deciding import accept, decide, failed, hung, under_way
 from migd.agent.effects import Effect, LookAgain, Pause, Seen
 from migd.agent.orders import Order
@@ -63,6 +61,9 @@ class Progress:
 
 Listener = Callable[[Progress], None]
 
+RELOAD_PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Between the looks at a driver that is being reloaded; after the last look what it answered stands."""
+
 LOOKS_MAX: Final = 8
 """Looks in a row without anything to do between them, for each GPU; opening, turning back and ending take one each."""
 
@@ -103,20 +104,16 @@ def _seen(machine: Machine, order: Order | None, gpus: Iterable[SeenGpu]) -> See
 
 
 def _patiently(machine: Machine, read: Callable[[], T], waiting: Callable[[str], None] = lambda why: None) -> T:
-    again = Retrying(
-        retry=retry_if_exception(lambda error: isinstance(error, GpuError) and error.retry),
-        stop=stop_after_attempt(6),
-        wait=wait_exponential(multiplier=0.5, max=8),
-        sleep=machine.clock.sleep,
-        before_sleep=lambda state: _tell_first(state, waiting),
-        reraise=True,
-    )
-    return again(read)
-
-
-def _tell_first(state: RetryCallState, waiting: Callable[[str], None]) -> None:
-    if state.attempt_number == 1 and state.outcome is not None:
-        waiting(f"waiting for the driver: {state.outcome.exception()}")
+    for pause_s in RELOAD_PAUSES_S:
+        try:
+            return read()
+        except GpuError as error:
+            if not error.retry:
+                raise
+            if pause_s == RELOAD_PAUSES_S[0]:
+                waiting(f"waiting for the driver: {error}")
+        machine.clock.sleep(pause_s)
+    return read()
 
 
 def run(machine: Machine, order: Order | None, listen: Listener = lambda progress: None) -> Record:
@@ -132,8 +129,9 @@ def run(machine: Machine, order: Order | None, listen: Listener = lambda progres
     seen = look(machine, order, needed)
     while True:
         record, effect = decide(record, seen)
-        if record.lasting != kept:
-            kept = record.lasting
+        lasting = record.lasting
+        if lasting != kept:
+            kept = lasting
             machine.store.save(kept)
         if effect is None:
             return record

@@ -6,7 +6,7 @@ import types
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from migd.sim.catalog import models
@@ -20,6 +20,7 @@ NEVER: Final = 1e18
 _NAMESPACE: Final = uuid.UUID("8f2f4c1e-7a1b-5d0e-9c53-6d6967642d73")
 
 
+@lru_cache(maxsize=4096)  # a boot id is asked for at every look
 def derived_uuid(*parts: object) -> str:
     """A version-5 UUID that depends on these parts alone."""
     return str(uuid.uuid5(_NAMESPACE, "/".join(map(str, parts))))
