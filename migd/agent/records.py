@@ -211,9 +211,7 @@ class Record:
 
         So a command that finds everything as it was left writes nothing.
         """
-        return Record(
-            self.boot_id, self.order_id, {uuid: gpu.lasting for uuid, gpu in self.gpus.items()}, self.node
-        )
+        return Record(self.boot_id, self.order_id, {uuid: gpu.lasting for uuid, gpu in self.gpus.items()}, self.node)
 
     @property
     def owned(self) -> dict[str, Geometry]:

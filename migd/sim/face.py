@@ -214,5 +214,3 @@ def skipped(face: Face, name: str, device: Device, machine: Machine) -> Any:
             Target("gi", device.gpu.uuid, 0, machine.take_serial()), pynvml.c_nvmlGpuInstance_t
         )
     return pynvml.NVML_SUCCESS
-
-
