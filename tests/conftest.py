@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -38,3 +39,10 @@ def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands under test write to no terminal: pytest-xdist tells of one, and so does readline, behind os.environ."""
     monkeypatch.delenv("COLUMNS", raising=False)
     os.unsetenv("COLUMNS")
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage less often, and never again in what has been imported: simulated calls make a lot of values."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

@@ -104,9 +104,9 @@ def _rebooted(gpu: GpuRecord) -> GpuRecord:
 def without_gone(record: Record, gpus: Iterable[SeenGpu]) -> Record:
     """Ours is only what has been there ever since: what is gone and comes back, somebody else has made."""
     for now in gpus:
-        gpu = record.gpu(now.uuid)
-        if gpu.owned - now.geometry and now.mode is not None:
-            record = record.with_gpu(now.uuid, replace(gpu, owned=gpu.owned & now.geometry))
+        gpu, there = record.gpu(now.uuid), now.geometry
+        if not gpu.owned <= there and now.mode is not None:
+            record = record.with_gpu(now.uuid, replace(gpu, owned=gpu.owned & there))
     return record
 
 

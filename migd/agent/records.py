@@ -37,6 +37,8 @@ class Outcome:
 
 
 AS_WISHED: Final = Cause("AsWished", "as wished")
+READY: Final = Outcome("Ready", AS_WISHED)
+"""The outcome of a GPU that was as wished before anything was begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +102,8 @@ class GpuRecord:
     @property
     def lasting(self) -> GpuRecord:
         """The same without what only the command that did it tells."""
-        ready = self.outcome is not None and self.outcome.phase == "Ready"
-        return replace(self, outcome=Outcome("Ready", AS_WISHED)) if ready else self
+        ready = self.outcome is not None and self.outcome.phase == "Ready" and self.outcome != READY
+        return replace(self, outcome=READY) if ready else self
 
     def left_at(self, before: Layout) -> GpuRecord:
         """The record once a change that began from `before` has not ended well."""
@@ -196,7 +198,7 @@ class Record:
 
     def with_gpu(self, uuid: str, gpu: GpuRecord) -> Record:
         """The record with this GPU's part replaced."""
-        return replace(self, gpus={**self.gpus, uuid: gpu})
+        return Record(self.boot_id, self.order_id, {**self.gpus, uuid: gpu}, self.node)
 
     @property
     def open(self) -> tuple[str, ...]:
@@ -209,7 +211,7 @@ class Record:
 
         So a command that finds everything as it was left writes nothing.
         """
-        return replace(self, gpus={uuid: gpu.lasting for uuid, gpu in self.gpus.items()})
+        return Record(self.boot_id, self.order_id, {uuid: gpu.lasting for uuid, gpu in self.gpus.items()}, self.node)
 
     @property
     def owned(self) -> dict[str, Geometry]:

@@ -62,6 +62,12 @@ class Progress:
 
 
 Listener = Callable[[Progress], None]
+_WHILE_RELOADED: Final = Retrying(
+    retry=retry_if_exception(lambda error: isinstance(error, GpuError) and error.retry),
+    stop=stop_after_attempt(6),
+    wait=wait_exponential(multiplier=0.5, max=8),
+    reraise=True,
+)
 
 LOOKS_MAX: Final = 8
 """Looks in a row without anything to do between them, for each GPU; opening, turning back and ending take one each."""
@@ -103,15 +109,7 @@ def _seen(machine: Machine, order: Order | None, gpus: Iterable[SeenGpu]) -> See
 
 
 def _patiently(machine: Machine, read: Callable[[], T], waiting: Callable[[str], None] = lambda why: None) -> T:
-    again = Retrying(
-        retry=retry_if_exception(lambda error: isinstance(error, GpuError) and error.retry),
-        stop=stop_after_attempt(6),
-        wait=wait_exponential(multiplier=0.5, max=8),
-        sleep=machine.clock.sleep,
-        before_sleep=lambda state: _tell_first(state, waiting),
-        reraise=True,
-    )
-    return again(read)
+    return _WHILE_RELOADED.copy(sleep=machine.clock.sleep, before_sleep=lambda state: _tell_first(state, waiting))(read)
 
 
 def _tell_first(state: RetryCallState, waiting: Callable[[str], None]) -> None:
@@ -132,8 +130,9 @@ def run(machine: Machine, order: Order | None, listen: Listener = lambda progres
     seen = look(machine, order, needed)
     while True:
         record, effect = decide(record, seen)
-        if record.lasting != kept:
-            kept = record.lasting
+        lasting = record.lasting
+        if lasting != kept:
+            kept = lasting
             machine.store.save(kept)
         if effect is None:
             return record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, cast, get_args
 
@@ -112,8 +112,8 @@ def _gpu_out(gpu: GpuRecord) -> dict[str, Any]:
         "owned": _geometry_out(gpu.owned),
         "previous": _layout_out(gpu.previous),
         "transaction": _transaction_out(gpu.transaction),
-        "awaiting": asdict(gpu.awaiting) if gpu.awaiting else None,
-        "outcome": asdict(gpu.outcome) if gpu.outcome else None,
+        "awaiting": _flat(gpu.awaiting) if gpu.awaiting else None,
+        "outcome": _flat(gpu.outcome) | {"cause": _flat(gpu.outcome.cause)} if gpu.outcome else None,
         "older": _layout_out(gpu.older),
     }
 
@@ -130,6 +130,11 @@ def _gpu_in(body: dict[str, Any]) -> GpuRecord:
     )
 
 
+def _flat(value: Cause | Outcome | AwaitingReboot | StepTime) -> dict[str, Any]:
+    """The fields of a value by name, as they are: unlike `asdict`, which copies them deeply at every save."""
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
 def _transaction_out(transaction: Transaction | None) -> dict[str, Any] | None:
     if transaction is None:
         return None
@@ -137,8 +142,8 @@ def _transaction_out(transaction: Transaction | None) -> dict[str, Any] | None:
     return plain | {
         "before": _layout_out(transaction.before),
         "target": _layout_out(transaction.target),
-        "cause": asdict(transaction.cause) if transaction.cause else None,
-        "error": asdict(transaction.error) if transaction.error else None,
+        "cause": _flat(transaction.cause) if transaction.cause else None,
+        "error": _flat(transaction.error) if transaction.error else None,
     }
 
 
@@ -171,8 +176,8 @@ def _node_out(work: NodeWork | None) -> dict[str, Any] | None:
         return None
     plain = {field.name: getattr(work, field.name) for field in fields(work)}
     return plain | {
-        **{name: asdict(cause) if cause else None for name, cause in _causes(work).items()},
-        "steps": [asdict(step) for step in work.steps],
+        **{name: _flat(cause) if cause else None for name, cause in _causes(work).items()},
+        "steps": [_flat(step) for step in work.steps],
         "before": dict(work.before),
         "after": dict(work.after),
         "accepted": {uuid: _layout_out(layout) for uuid, layout in work.accepted.items()},

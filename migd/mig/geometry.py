@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from migd.mig.profiles import Placement
 
@@ -11,8 +12,7 @@ Counts = tuple[tuple[str, int], ...]
 """How many of each profile: (name, count) pairs, ascending by name, counts above 0."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class GpuInstance:
+class GpuInstance(NamedTuple):  # and no dataclass, because it is compared and hashed at every look
     """A GPU instance as it should be: its profile and its place. What *is* carries ids too: see `observed`."""
 
     profile: str

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 MIB_PER_GB: Final = 1024
 """Where whole GB are compared with MiB, 1 GB is 1024 MiB."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Placement:
+class Placement(NamedTuple):  # and no dataclass, because it is compared and hashed at every look
     """The run of memory slices that a GPU instance occupies on its GPU.
 
     start, size: in memory slices, from 0; an A100 or H100 has 8 of them, an A30 4.

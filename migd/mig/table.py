@@ -47,7 +47,7 @@ class Table:
         self.instances: tuple[GpuInstance, ...] = by_start(
             GpuInstance(p.name, place) for p in board.profiles for place in p.placements
         )
-        # Keys are plain tuples: hashing and comparing them takes a third of what GpuInstances take.
+        # Keys are flat tuples: hashing and comparing them takes less than of GpuInstances.
         self._bit = {_key(instance): 1 << k for k, instance in enumerate(self.instances)}
         described = _describe(board, self.instances, _enumerate(board, self.instances))
         self.sets: tuple[PlacementSet, ...] = tuple(described)

@@ -58,6 +58,8 @@ def read_holders(calls: Calls, device: Handle, gpu_uuid: str) -> Holders:
 
 def with_holders(instances: Iterable[SeenInstance], holders: Holders) -> tuple[SeenInstance, ...]:
     """The instances, each with who holds it."""
+    if holders.known and not holders.by_instance:
+        return tuple(instances)
     return tuple(replace(s, holders=holders.on(s.gi_id), in_use=bool(holders.on(s.gi_id))) for s in instances)
 
 

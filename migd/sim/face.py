@@ -42,6 +42,10 @@ class Device(NamedTuple):
     compute: ComputeInstance | None = None
 
 
+_NO_DEVICE: Final[Any] = Device(None)  # type: ignore[arg-type]
+_ACCEPTS: Final = {"gpu": ("gpu",), "device": ("gpu", "mig"), "gi": ("gi",), "ci": ("ci",)}
+
+
 class Face:
     """One client's NVML. Handles are true ctypes pointers to nothing, known only to the face that gave them out."""
 
@@ -50,8 +54,8 @@ class Face:
         self._client = client
         self._pid = pid
         self._privilege = privilege
-        self._targets: dict[int, Target] = {}
-        self._addresses: dict[Target, int] = {}
+        self._targets: dict[bytes, Target] = {}  # by the bytes of the pointer that is the handle
+        self._addresses: dict[Target, bytes] = {}
         self._next_address = _FIRST_ADDRESS
         self._session = 0
 
@@ -60,10 +64,10 @@ class Face:
     def _pointer(self, target: Target, kind: Any) -> Any:
         address = self._addresses.get(target)
         if address is None:
-            address = self._addresses[target] = self._next_address
+            address = self._addresses[target] = bytes(ctypes.c_void_p(self._next_address))
             self._targets[address] = target
             self._next_address += 64
-        return ctypes.cast(address, kind)
+        return kind.from_buffer_copy(address)
 
     def _device_pointer(self, gpu: Gpu) -> Any:
         return self._pointer(Target("gpu", gpu.uuid, 0, gpu.generation), pynvml.c_nvmlDevice_t)
@@ -80,8 +84,7 @@ class Face:
     def _target(self, handle: Any) -> Target:
         if not isinstance(handle, _POINTERS):
             raise ctypes.ArgumentError(f"{type(handle).__name__} is no NVML handle")
-        address = ctypes.c_void_p.from_buffer(handle).value
-        target = self._targets.get(address or 0)
+        target = self._targets.get(bytes(handle))
         if target is None:
             raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return target
@@ -155,6 +158,7 @@ def call(
         name = body.__name__
         query = bool(kind) and not changes
         names = {symbol or name} if symbol in ("", "by version") else {name, symbol}
+        accepted, privileged = _ACCEPTS.get(kind, ()), privilege != "none"
 
         @functools.wraps(body)
         def run(self: F, *args: Any, **keywords: Any) -> R:
@@ -177,10 +181,10 @@ def call(
                 skip = bool(machine.faults) and core.faults(name, gpu, "before")
                 if kind:
                     assert gpu is not None
-                    if target.kind not in _ACCEPTS[kind]:
+                    if target.kind not in accepted:
                         raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
                     device = self._find(gpu, target)
-                    if privilege != "none":
+                    if privileged:
                         self._require(privilege)
                 if skip and changes:
                     result = skipped(self, name, device, machine)
@@ -210,7 +214,3 @@ def skipped(face: Face, name: str, device: Device, machine: Machine) -> Any:
             Target("gi", device.gpu.uuid, 0, machine.take_serial()), pynvml.c_nvmlGpuInstance_t
         )
     return pynvml.NVML_SUCCESS
-
-
-_NO_DEVICE: Final[Any] = Device(None)  # type: ignore[arg-type]
-_ACCEPTS: Final = {"gpu": ("gpu",), "device": ("gpu", "mig"), "gi": ("gi",), "ci": ("ci",)}

@@ -171,7 +171,7 @@ def _written(profile: Profile) -> dict[str, Any]:
         "memoryMiB": profile.memory_mib,
         "instancesMax": profile.instance_count_max,
         "engines": asdict(profile.engines),
-        "placements": [asdict(place) for place in profile.placements],
+        "placements": [place._asdict() for place in profile.placements],
     }
 
 

@@ -7,15 +7,20 @@ machine's own model, so that no armed fault strikes them and nothing they do loo
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
+from ctypes import byref
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from functools import cache
+from typing import Any, Final, Literal
 
+import pynvml
 from worlds import World, actual, order_for
 
 from migd.agent.effects import Pause
 from migd.agent.orders import Goal, Order
+from migd.agent.records import AS_WISHED, GpuRecord, Outcome, Record
 from migd.agent.running import Progress
-from migd.mig.geometry import Counts, GpuInstance, Layout
+from migd.mig.geometry import Counts, GpuInstance, Layout, by_start
 from migd.mig.profiles import Placement
 from migd.mig.table import Table, table_of
 from migd.plans.plan import GpuSelector, InstanceRule, Rule
@@ -48,6 +53,8 @@ READS: Final = ("nvmlDeviceGetMigMode", "nvmlDeviceGetGpuInstances", "nvmlGpuIns
 # nerve (999), a permission taken away (4), a place that another client took (23), a handle retired meanwhile (2, 6).
 CODES: Final = (19, 19, 999, 4, 23, 2, 6)
 EVERY: Final = GpuSelector(every=True)
+DEALER: Final = 800_000
+"""The pid of who cuts a new machine for a story to begin with."""
 
 
 @dataclass
@@ -214,7 +221,51 @@ class Story:
                 self.others.act(str(step.effect))
 
 
-def told(seed: int) -> Story:
+Dealer = Callable[[World, Mapping[str, Layout]], None]
+"""Brings a factory-new machine to layouts by UUID, with a record in which all of it is the agent's own."""
+
+
+def dealt(world: World, layouts: Mapping[str, Layout]) -> None:
+    """As an agent leaves a new machine when nothing goes wrong, without one: by the calls to NVML that change it."""
+    host, nvml = world.host, world.host.nvml(pid=DEALER)
+    nvml.nvmlInit()
+    for gpu in host.snapshot().gpus:
+        layout = layouts.get(gpu.uuid)
+        if layout is not None and layout.mig:
+            _cut(nvml, gpu, by_start(layout.instances))
+    host.close_sessions(DEALER)
+    off, at_rest = Layout(False), Outcome("Ready", AS_WISHED)
+    gpus = {u: GpuRecord(a.instances, off if a.mig else None, outcome=at_rest) for u, a in layouts.items()}
+    world.store.save(Record(host.boot_id(), order_for(layouts).id, gpus))
+
+
+def _cut(nvml: Any, gpu: Gpu, instances: tuple[GpuInstance, ...]) -> None:
+    nvml.nvmlDeviceSetMigMode(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid), pynvml.NVML_DEVICE_MIG_ENABLE)
+    device = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)  # the mode change may have ended the other one
+    profiles = {profile.name: profile for profile in models()[gpu.key].profiles}
+    made = []
+    for instance in instances:
+        profile, at = profiles[instance.profile], instance.placement
+        place = pynvml.c_nvmlGpuInstancePlacement_t(at.start, at.size)
+        made.append(nvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, profile.profile_id, byref(place)))
+    for instance, handle in zip(instances, made, strict=True):
+        whole = compute_profiles(profiles[instance.profile].slices)[-1]
+        nvml.nvmlGpuInstanceCreateComputeInstance(handle, whole.profile_id)
+
+
+def by_its_agent(world: World, layouts: Mapping[str, Layout]) -> None:
+    assert world.attempt(order_for(layouts)) == "done"
+    world.end()
+
+
+@cache
+def _tables(spec: str) -> tuple[Table | None, ...]:
+    """By index, what each GPU of such a machine can be cut into; None where it cannot do MIG."""
+    seen = World(SimHost.fresh(spec)).seen()
+    return tuple(table_of(gpu.board) if gpu.board is not None else None for gpu in seen)
+
+
+def told(seed: int, deal: Dealer = dealt) -> Story:
     dice = random.Random(seed)
     host = SimHost.fresh(dice.choice(SPECS), seed=str(seed % 97))
     host.log_calls(False)
@@ -222,10 +273,10 @@ def told(seed: int) -> Story:
     host.switch("minor_renumber_on_mode_change", dice.random() < 0.3)
     host.switch("uuid_changes_on_recreate", dice.random() < 0.3)
     host.switch("busy_resetless_mode", dice.choice(("switches", "in-use")))
-    seen = {gpu.uuid: gpu for gpu in world.seen() if gpu.mode is not None}
-    tables = {uuid: table_of(gpu.board) for uuid, gpu in seen.items() if gpu.board is not None}
-    assert world.attempt(order_for({uuid: _some_layout(dice, table) for uuid, table in tables.items()})) == "done"
     machine = {gpu.uuid: gpu for gpu in host.snapshot().gpus}
+    offered = zip(machine, _tables(host.spec), strict=True)
+    tables = {uuid: table for uuid, table in offered if table is not None}
+    deal(world, {uuid: _some_layout(dice, table) for uuid, table in tables.items()})
     foreign: dict[str, list[str]] = {}
     if dice.random() < 0.3:
         for uuid in tables:
@@ -237,7 +288,7 @@ def told(seed: int) -> Story:
     for uuid, table in tables.items():
         busy = {made.start for made in _runnable(machine[uuid]) if dice.random() < 0.3}
         for start in sorted(busy):
-            host.start_process(seen[uuid].index, start)
+            host.start_process(machine[uuid].index, start)
         stay = {i for i in before[uuid].instances if i.placement.start in busy}
         if not adopts:
             stay |= {i for i in before[uuid].instances if _is_theirs(machine[uuid], i, others)}

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Final
 
 import pytest
-from stories import Story, placed, told
+from stories import Story, by_its_agent, placed, told
 from worlds import actual
 
 from migd.mig.geometry import EMPTY, Counts, GpuInstance, Layout, counts_of
@@ -141,3 +141,13 @@ def test_every_run_converges_and_touches_nothing_in_use(part: int, first_seed: i
             play(story)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def test_a_story_begins_on_the_machine_that_its_agent_would_have_made() -> None:
+    for seed in range(150):
+        quick, real = told(seed), told(seed, by_its_agent)
+        machine, same = quick.world.host.snapshot(), real.world.host.snapshot()
+        machine.next_client = same.next_client  # how many NVML sessions there were
+        assert machine == same, f"seed {seed}"
+        assert quick.world.store.text == real.world.store.text, f"seed {seed}"
+        assert (quick.order, quick.before, quick.wished) == (real.order, real.before, real.wished), f"seed {seed}"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, get_args
 
 import pytest
+from forked import Forked, forking
 from worlds import World, orphans, serials
 
 from migd.agent.effects import Pause
@@ -178,9 +179,11 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return files
 
 
-def migd(*arguments: str) -> int:
-    """Run a command as a process of its own; its exit code, negative for a signal."""
-    return subprocess.run([sys.executable, "-m", "migd", *arguments], capture_output=True, check=False).returncode
+@pytest.fixture(scope="session")
+def migd() -> Iterator[Forked]:
+    """Runs a command as a process of its own; its exit code, negative for a signal."""
+    with forking() as forked:
+        yield forked
 
 
 def checked(path: Path, story: Story, held: dict[tuple[str, int], tuple[int, ...]], layouts: set[str]) -> None:
@@ -199,7 +202,7 @@ def checked(path: Path, story: Story, held: dict[tuple[str, int], tuple[int, ...
 
 @pytest.mark.parametrize("point", POINTS, ids=str)
 def test_the_next_command_converges_after_a_kill(
-    point: Point, machines: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    point: Point, machines: dict[str, Path], migd: Forked, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     story, path, plan = point.story, tmp_path / "machine.json", tmp_path / "plan.yaml"
     shutil.copy(machines[story.name], path)
