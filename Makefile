@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= auto
 
-.PHONY: demo demo-node test check bench soak control-plane cluster cluster-down integration protos format lock clean
+.PHONY: demo demo-node test test-in-process check bench soak control-plane cluster cluster-down integration protos format lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -34,9 +34,15 @@ check: .venv/.ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# what fails fast first; the tests on a real API server share a cluster a file, so a file stays with one worker
+# side by side, since tests on a real API server mostly wait, and must not be kept waiting: they come first
 test: check control-plane
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/integration
+	@$(MAKE) --no-print-directory -j2 test-in-process integration
+
+test-in-process: .venv/.ready
+	nice -n 10 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/integration
+
+# the tests of a file share a cluster, so a file stays with one worker
+integration: control-plane
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/integration
 
 bench: .venv/.ready
@@ -54,9 +60,6 @@ cluster: control-plane
 
 cluster-down: .venv/.ready
 	@PYTHONPATH=.:operator:tests $(BIN)/python -m controlplane cluster-down
-
-integration: control-plane
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/integration
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

@@ -8,6 +8,7 @@ for a moment, and the kubelets take up to seven seconds to admit them. Left out:
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ from migd.sim.faults import Fault
 
 RACERS: Final = 25
 ROUNDS: Final = 8
+TRIES: Final = 4
+"""So often rounds are added where the harness was too slow for a race in each of them."""
 ADMIT_AFTER_S: Final = (0.0, 6.0, 0.4, 5.5, 1.5, 7.0)
 """How long a kubelet takes to admit a pod, round by round: also longer than the agent lets things settle."""
 SETTLE_S: Final = 5.0
@@ -94,12 +97,13 @@ class Closings:
                 (told.set if TAINT in keys else told.clear)()
 
 
-def race(cluster: Cluster, closings: Closings, node: str) -> list[Thrown]:
-    """All rounds of one node: a change, one pod for the scheduler before it, and two bound to it once it is closed."""
+def race(cluster: Cluster, closings: Closings, node: str, rounds: range) -> list[Thrown]:
+    """Rounds of one node: a change, one pod for the scheduler before it, and two bound to it once it is closed."""
     thrown: list[Thrown] = []
-    apply(cluster, plan(node, [node], FEW))
-    ready(cluster, node)
-    for n in range(ROUNDS):
+    if not rounds.start:
+        apply(cluster, plan(node, [node], FEW))
+        ready(cluster, node)
+    for n in rounds:
         cluster.nodes[node].kubelet.pods.admit_after_s = ADMIT_AFTER_S[(n + int(node[1:])) % len(ADMIT_AFTER_S)]
         promise = Promise(cluster, node, [node])
         generation = edit(cluster, node, rules=[MORE if n % 2 == 0 else FEW])
@@ -142,20 +146,30 @@ def end_of(cluster: Cluster, name: str) -> str:
 
 @at_once(nodes=RACERS)
 def test_no_pod_bound_at_the_moment_of_the_taint_fails_its_admission(cluster: Cluster, *nodes: str):
-    closings = Closings(cluster, nodes)
+    closings, thrown = Closings(cluster, nodes), []
+    rounds = dict.fromkeys(nodes, range(ROUNDS))
     try:
-        with ThreadPoolExecutor(len(nodes)) as pool:
-            rows = list(pool.map(lambda node: race(cluster, closings, node), nodes))
+        for _ in range(TRIES):
+            with ThreadPoolExecutor(len(nodes)) as pool:
+                rows = pool.map(lambda due: race(cluster, closings, *due), rounds.items())
+                thrown += [one for row in rows for one in row]
+            requests = cluster.plane.audit.requests()
+            closed_s = closings_of(requests, [one for one in thrown if one.bound])
+            bound_s = {name: at_s - closed_s[name] for name, at_s in made(requests).items() if name in closed_s}
+            raced = {(one.node, one.round) for one in thrown if one.bound and bound_s[one.name] <= LATE_S}
+            counted = Counter(node for node, _ in raced)
+            rounds = {
+                node: range(done.stop, done.stop + ROUNDS - counted[node])
+                for node, done in rounds.items()
+                if counted[node] < ROUNDS
+            }
+            if not rounds:
+                break
     finally:
         closings.close()
-    thrown = [one for row in rows for one in row]
-    requests = cluster.plane.audit.requests()
-    closed_s = closings_of(requests, [one for one in thrown if one.bound])
-    bound_s = {name: at_s - closed_s[name] for name, at_s in made(requests).items() if name in closed_s}
     failed = [one for one in thrown if one.end not in ("", "Succeeded") and bound_s.get(one.name, 0.0) <= LATE_S]
     assert failed == []
-    raced = {(one.node, one.round) for one in thrown if one.bound and bound_s[one.name] <= LATE_S}
-    assert len(raced) == RACERS * ROUNDS, "the machine is too slow for a race in each round"
+    assert len(raced) >= RACERS * ROUNDS, "the machine is too slow for a race in each round"
     late = [name for name, at_s in admitted(requests).items() if name in closed_s and at_s - closed_s[name] > SETTLE_S]
     assert len(late) >= RACERS, "so many were admitted only when the agent had let things settle"
 

@@ -31,9 +31,9 @@ from migd.sim.cluster_time import run_virtually
 from migd.sim.node_world import NodeSpec, Workload
 
 BATCH = 50
-SEEDS = 1_500
+SEEDS = 5_000
 """In all; ten times as many with --soak."""
-COVERING = (20, 16, 439, 406, 2, 445, 853, 5, 9, 12, 425, 472, 1, 6, 13, 14, 21, 419, 454, 841, 851, 11, 174)
+COVERING = (84, 1618, 1414, 874, 1326, 1388, 1620, 1068, 1516, 1634, 774, 758, 684, 1332, 1610, 126, 1410, 706, 390)
 """Seeds that together reach all of REACHED; another story for a seed needs another choice."""
 REACHED = frozenset(
     {
