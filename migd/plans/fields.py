@@ -196,6 +196,7 @@ def sorted_labels(values: dict[str, str]) -> dict[str, str]:
     return dict(sorted(values.items()))
 
 
+Natural = Annotated[int, Field(ge=0)]
 Tuple = Field(strict=False)
 """Marks a list: a YAML list becomes a tuple; what is in it stays strict."""
 Count = Annotated[int, Field(ge=1, le=COUNT_MAX)]

@@ -7,11 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from migd.plans.conditions import Condition, Reason, Time
-from migd.plans.fields import Tuple, Value
+from migd.plans.fields import Natural, Tuple, Value
 from migd.plans.partitions import written
 from migd.plans.problems import BadInput, problems_of
-
-Natural = Annotated[int, Field(ge=0)]
 
 
 class NodeCounts(Value):

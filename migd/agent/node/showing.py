@@ -12,10 +12,9 @@ from migd.kube.stored import Stored
 from migd.mig.boards import Board
 from migd.mig.geometry import Geometry, GpuInstance, Layout, by_start
 from migd.mig.observed import SeenGpu, SeenInstance
+from migd.plans.boards import BoardDoc, EnginesDoc, PlaceDoc, ProfileDoc, shared_profiles
 from migd.plans.conditions import cut
 from migd.plans.partitions import (
-    BoardDoc,
-    EnginesDoc,
     InstanceDoc,
     LastTransition,
     ModeDoc,
@@ -23,12 +22,9 @@ from migd.plans.partitions import (
     Partition,
     PartitionStatus,
     PlacedDoc,
-    PlaceDoc,
     Previous,
-    ProfileDoc,
     Step,
     Switch,
-    shared_profiles,
 )
 
 _LAYOUT_MAX: Final = 1024
