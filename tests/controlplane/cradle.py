@@ -91,6 +91,7 @@ def _end(there: socket.socket, waiting: selectors.BaseSelector, living: dict[int
     pid = living.pop(ended)
     waiting.unregister(ended)
     os.close(ended)
+    _killed(pid)  # what is left of its group, as long as the number is its own
     _, status = os.waitpid(pid, 0)
     try:
         there.send(json.dumps({"ended": pid, "status": os.waitstatus_to_exitcode(status)}).encode())

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -34,28 +33,31 @@ IMPORTS: Final = (
 _START_S: Final = 60.0
 _STOP_S: Final = 10.0
 _ROOM: Final = 1000
-_POLL_S: Final = 0.02
 
 
 class Forked:
     """One process; of `subprocess.Popen` it has what a `Child` needs."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._nursery = nursery
+        self._status: int | None = None
+        self._over = threading.Event()
+
+    def ended(self, status: int) -> None:
+        """Be told of its end; by then its number may be another process's."""
+        self._status = status
+        self._over.set()
 
     def poll(self) -> int | None:
         """Its exit status, a signal as a negative number; None while it runs."""
-        return self._nursery.ended(self.pid)
+        return self._status
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit status at its end; subprocess.TimeoutExpired where that is not within so many seconds."""
-        until_s = None if timeout is None else time.monotonic() + timeout
-        while (status := self.poll()) is None:
-            if until_s is not None and time.monotonic() > until_s:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-            time.sleep(_POLL_S)
-        return status
+        if not self._over.wait(timeout):
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        assert self._status is not None
+        return self._status
 
 
 class Nursery:
@@ -66,8 +68,7 @@ class Nursery:
 
     def __init__(self, path: str, imports: Sequence[str] = IMPORTS) -> None:
         self._starting = threading.Lock()
-        self._started: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._ends: dict[int, int] = {}
+        self._started: queue.SimpleQueue[Forked] = queue.SimpleQueue()
         self._here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with there:
             self._cradle = subprocess.Popen(
@@ -104,21 +105,16 @@ class Nursery:
         request = {"words": list(words), "environment": dict(environment), "folder": str(folder)}
         with self._starting:
             socket.send_fds(self._here, [json.dumps(request).encode()], [log])
-            return Forked(self, self._started.get(timeout=_START_S))
-
-    def ended(self, pid: int) -> int | None:
-        """The exit status of a process, None while it runs."""
-        return self._ends.get(pid)
+            return self._started.get(timeout=_START_S)
 
     def _listen(self) -> None:
-        living: set[int] = set()
+        living: dict[int, Forked] = {}
         while said := self._here.recv(_ROOM):
             told: dict[str, int] = json.loads(said)
             if "ended" in told:
-                self._ends[told["ended"]] = told["status"]
-                living.discard(told["ended"])
+                living.pop(told["ended"]).ended(told["status"])
             else:
-                self._ends.pop(told["pid"], None)  # of one that had the number before
-                living.add(told["pid"])
-                self._started.put(told["pid"])
-        self._ends |= dict.fromkeys(living, -signal.SIGKILL)  # they died with it
+                living[told["pid"]] = Forked(told["pid"])
+                self._started.put(living[told["pid"]])
+        for one in living.values():  # they died with it
+            one.ended(-signal.SIGKILL)

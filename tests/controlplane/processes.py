@@ -88,7 +88,7 @@ class Child:
     @property
     def running(self) -> bool:
         """Whether it was started and has not ended."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and not self._ended(self._process)
 
     def start(self) -> None:
         """Start it, in a session and so in a process group of its own."""
@@ -115,10 +115,9 @@ class Child:
             return
         if self.running:
             self._signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_S)
-        self._signal(signal.SIGKILL)  # also what is left of its group
-        self._process.wait()
+            until(lambda: not self.running, _STOP_S)
+        if self.running:
+            self.kill()
         self._process = None
 
     def kill(self) -> None:
@@ -130,7 +129,7 @@ class Child:
     @property
     def exit_status(self) -> int | None:
         """How it ended, a signal as a negative number; None while it runs or has not been started."""
-        return None if self._process is None else self._process.poll()
+        return None if self._process is None or not self._ended(self._process) else self._process.poll()
 
     def send(self, number: signal.Signals) -> None:
         """Send it and all that it started a signal, and do not wait for what becomes of it."""
@@ -153,9 +152,22 @@ class Child:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):  # nobody is left in the group
-            os.killpg(self._process.pid, number)
+        """To its group; to nobody once it has ended, since its number may be another process's by then."""
+        if self.running:
+            assert self._process is not None
+            with contextlib.suppress(ProcessLookupError):  # a moment ago
+                os.killpg(self._process.pid, number)
+
+    def _ended(self, process: Running) -> bool:
+        """Whether it has ended; what is left of its group is ended before its number is given back."""
+        if isinstance(process, subprocess.Popen) and process.returncode is None:
+            with contextlib.suppress(ChildProcessError):  # another thread of ours was faster
+                if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                    return False
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return process.poll() is not None
 
 
 class Ports:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,3 +124,44 @@ def made(folder: Path, *names: str) -> list[Path]:
     for one in found:
         one.mkdir()
     return found
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_what_its_leader_leaves_is_ended_with_it(few: Nursery, tmp_path: Path, forked: bool):
+    (tmp_path / "leaves.py").write_text(
+        "import subprocess, sys\n"
+        "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid, flush=True)\n"
+    )
+    command = [sys.executable, str(tmp_path / "leaves.py")]
+    child = Child("leaves", command, tmp_path / "leaves.log", leashed=False, forking=few if forked else None)
+    child.start()
+    assert until(lambda: not child.running, WITHIN_S)
+    left = Path(f"/proc/{(tmp_path / 'leaves.log').read_text().strip()}/stat")
+    assert until(lambda: not left.exists() or left.read_text().rpartition(")")[2].split()[0] == "Z", WITHIN_S)
+
+
+class _Ended:
+    """A process that has ended, whose number another has by now."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        return 0
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
+
+    def start(self, *_: object) -> _Ended:
+        return self
+
+
+def test_nothing_is_sent_to_the_number_of_what_has_ended(tmp_path: Path):
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as other:
+        child = Child("ended", [sys.executable], tmp_path / "ended.log", forking=_Ended(other.pid))
+        child.start()
+        child.send(signal.SIGKILL)
+        child.kill()
+        child.stop()
+        assert other.communicate(b"\n", timeout=WITHIN_S) is not None
+    assert other.returncode == 0
