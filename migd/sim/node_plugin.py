@@ -230,9 +230,13 @@ class DevicePlugin:
                 changed |= self._unhealthy(self._meant(event))
         return changed
 
-    def _meant(self, event: Any) -> str:
-        """The device that an event is taken to mean; "" for none."""
-        uuid, instance = self._heard.get(self._nvml.nvmlDeviceGetUUID(event.device), ("", ()))
+    def _meant(self, event: Any) -> str | None:
+        """The device that an event is taken to mean; "" for none, None for all: its GPU cannot say who it is."""
+        try:
+            gpu = self._nvml.nvmlDeviceGetUUID(event.device)
+        except pynvml.NVMLError:
+            return None
+        uuid, instance = self._heard.get(gpu, ("", ()))
         said = (event.gpuInstanceId, event.computeInstanceId)
         return "" if instance and _ANY not in said and instance != said else uuid
 

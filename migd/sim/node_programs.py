@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import pynvml
 
-from migd.sim.errors import SimulationError
+from migd.sim.errors import HangError, SimulationError
 from migd.sim.host import SimHost
 from migd.sim.machine import Gpu
 from migd.sim.node_acting import Actor
@@ -205,7 +205,7 @@ class Plugin(Idle):
         who = f"device plugin on {self.box.node}"
         try:
             resources = self._plugin.start()
-        except PluginError as error:
+        except (PluginError, HangError) as error:  # somebody starts again what hangs
             self.box.me.say(f"{who}: {error}")
             self.later(RETRY_S, RETRY_S + 1.0, self._begin)
             return

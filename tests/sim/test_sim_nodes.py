@@ -12,6 +12,7 @@ import pytest
 
 from migd.sim import SimHost, SimulationError
 from migd.sim.cluster_time import VirtualLoop, run_virtually
+from migd.sim.faults import Fault
 from migd.sim.node_acting import Actor
 from migd.sim.node_carving import carve, clear
 from migd.sim.node_documents import node_of, pod_document, running
@@ -429,6 +430,16 @@ def test_an_xid_takes_a_device_off_the_node_until_the_plugin_starts_again():
         await world.until(lambda: world.allocatable("n1")[GPU] == 0, 11)
         world.node("n1").kubelet.hang_up(plugin_pod(world)["metadata"]["uid"])
         await world.until(lambda: world.allocatable("n1")[GPU] == 1, 12)
+
+    play(story)
+
+
+def test_a_plugin_whose_call_hangs_offers_nothing_until_it_is_started_again():
+    async def story(world: SimulatedCluster) -> None:
+        world.node("n1").host.inject(Fault("nvmlDeviceGetMigMode", "hang"))
+        world.node("n1").kubelet.hang_up(plugin_pod(world)["metadata"]["uid"])
+        await world.until(lambda: set(world.allocatable("n1").values()) == {0}, 12)
+        await world.until(lambda: world.allocatable("n1") == {GPU: 1, SMALL: 2, THREE: 1}, 60)
 
     play(story)
 

@@ -169,6 +169,16 @@ def test_of_several_mig_devices_of_a_gpu_only_the_last_hears_of_an_xid():
     assert running.resources["nvidia.com/mig-1g.10gb"] == {first.compute[0].uuid: True, last.compute[0].uuid: False}
 
 
+def test_an_event_of_a_gpu_that_cannot_say_who_it_is_makes_every_device_unhealthy():
+    host = machine(["1g.10gb"], None)
+    running = plugin(host)
+    running.start()
+    host.lose_gpu(1)
+    host.raise_xid(1, 48)
+    assert running.listen()
+    assert not any(healthy for devices in running.resources.values() for healthy in devices.values())
+
+
 def test_the_fault_of_a_program_is_not_the_gpus():
     host = machine(None)
     running = plugin(host)
