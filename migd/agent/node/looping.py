@@ -35,13 +35,13 @@ REPORT_S: Final = 5.0
 """How long a turn waits at most for its report to arrive before it acts."""
 HASTY_S: Final = 1.0
 """The same, before an operation on a GPU: meanwhile the node's GPU clients are paused."""
-BUSY_LOOK_S: Final = 2.0
-"""In a transaction, look again after so long at the latest."""
+BUSY_LOOK_S: Final = 5.0
+"""In a transaction, look again after so long at the latest, also where a watch should have told."""
 TROUBLE_S: Final = 2.0
 """How long to wait before a look or a save that failed is tried again."""
 GATHER_S: Final = 0.1
 """Changes come in bunches, as a turn's wishes for all GPUs do: wait so long for the rest of them."""
-CALM_S: Final = 1.0
+CALM_S: Final = 3.0
 """At rest, so long at least between looks, whatever happens in the cluster."""
 UNSAVED_S: Final = 15.0
 """A record that cannot be saved is told of in the status after so long; before, a moment's trouble is no news."""

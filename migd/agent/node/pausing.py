@@ -90,12 +90,12 @@ def pause(record: Record, view: View) -> Decided:
         why = Cause("DrainTimeout", f"{there} within {CLIENTS_MAX_S:.0f} s, so nothing was changed")
         return _given_up(record, view, why), LookAgain()
     if there:
-        return record, Wait(1.0, there)
+        return record, Wait(POLL_S, there)
     still = _not_yet(record, view, work.since_s)
     if still is None:
         return _begun(record, view, judged), LookAgain()
     if still.reason == "Waiting" and not late:
-        return record, Wait(1.0, still.message)
+        return record, Wait(POLL_S, still.message)
     return _given_up(record, view, still), LookAgain()
 
 

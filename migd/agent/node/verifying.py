@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from migd.agent.node.advertising import differing
-from migd.agent.node.bounds import BACKOFF_MAX_S, NUDGE_S, POLL_S, VERIFY_MAX_S
+from migd.agent.node.bounds import BACKOFF_MAX_S, KUBELET_LOOK_S, NUDGE_S, POLL_S, VERIFY_MAX_S
 from migd.agent.node.clients import by_labels, hang_up, plugins
 from migd.agent.node.effects import Effect, LookAgain, Wait
 from migd.agent.node.moments import View, enter, in_debt, judge, not_before, pay, work_of, working
@@ -34,7 +34,9 @@ def verifying(record: Record, view: View) -> tuple[Record, Effect | None]:
     left_s = work.since_s + (VERIFY_MAX_S if _plugin_expected(view, work) else _NO_PLUGIN_S) - view.now_s
     if left_s <= 0:
         return (record, pay(view)) if closed else finished(record, view, _unadvertised(view, odd))
-    return record, _nudge(view, work) or Wait(min(POLL_S, left_s), odd or "the device plugin looks at the GPUs again")
+    return record, _nudge(view, work) or Wait(
+        min(KUBELET_LOOK_S, left_s), odd or "the device plugin looks at the GPUs again"
+    )
 
 
 def watch(record: Record, view: View) -> tuple[Record, Effect | None]:

@@ -105,7 +105,7 @@ async def _over(fleet: Fleet, acting: Acting) -> None:
     while True:
         await fleet.until(lambda: settled(fleet, acting), max(1.0, ends_s - fleet.cluster.stage.now_s()))
         at = len(fleet.cluster.cluster.requests)
-        await asyncio.sleep(QUIET_S + HEARD_S * ("watches bad" in acting.done))
+        await asyncio.sleep(QUIET_S + HEARD_S * ("WatchTrouble SILENT" in acting.weather.met))
         fleet.check()
         calm = not any(_ours(r) for r in fleet.cluster.cluster.requests[at:])
         if settled(fleet, acting) and (calm or not _at_rest(fleet)):
