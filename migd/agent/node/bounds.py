@@ -9,6 +9,9 @@ POLL_S: Final = 2.0
 KUBELET_LOOK_S: Final = 5.0
 """Between two looks at what a watch should tell of: what the kubelet advertises."""
 
+KUBELET_TELLS_S: Final = 20.0
+"""For a kubelet to advertise nothing any more of a plugin that is gone; it writes its status every 10 s."""
+
 GUARD_LOOK_S: Final = 30.0
 """Between two looks while something stands in the way that waits for a person."""
 

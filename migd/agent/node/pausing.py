@@ -8,11 +8,19 @@ from migd.agent.deciding import under_way
 from migd.agent.driving import parked
 from migd.agent.node.advertising import advertised
 from migd.agent.node.beginning import Decided
-from migd.agent.node.bounds import CLIENTS_MAX_S, CLOSED_MAX_S, POLL_S, SETTLE_S
+from migd.agent.node.bounds import (
+    CLIENTS_MAX_S,
+    CLOSED_MAX_S,
+    KUBELET_LOOK_S,
+    KUBELET_TELLS_S,
+    POLL_S,
+    SETTLE_S,
+)
 from migd.agent.node.clients import (
     by_labels,
     client_labels,
     paused_still_there,
+    plugins,
     stoppable,
     to_pause,
     to_stop,
@@ -100,10 +108,18 @@ def pause(record: Record, view: View) -> Decided:
 
 
 def back(record: Record, view: View) -> Decided:
-    """Nothing was changed: open the node, then wait again, or rest where the turn was taken back."""
-    if in_debt(view):
-        return record, pay(view)
+    """Nothing was changed: open the node, then wait again, or rest where the turn was taken back.
+
+    Where the plugin was stopped the kubelet is given time to say so first: a pod that is bound to what it still
+    advertises would be refused for good.
+    """
     work = work_of(record)
+    if in_debt(view):
+        runs = any(not pod.deleting for pod in plugins(view.seen))
+        left_s = work.since_s + KUBELET_TELLS_S - view.now_s
+        if work.paused_s is not None and not runs and advertised(view.seen.node.value) and left_s > 0:
+            return record, Wait(min(KUBELET_LOOK_S, left_s), "the kubelet still advertises what nobody hands out")
+        return record, pay(view)
     over = {"ended_at": time_text(view.seen.wall), "closed_s": None, "paused_s": None, "pause": ""}
     if view.turn is None or view.turn.id != work.turn:
         half_done = not_before(work, view) if record.open else {}
