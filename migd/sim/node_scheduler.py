@@ -6,6 +6,7 @@ many within 1.5 s. So it hears of a node with a lag, and a binding takes a momen
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 from migd.sim import node_documents as documents
@@ -24,6 +25,7 @@ class Scheduler(Actor):
         super().__init__(stage, "scheduler", "system:kube-scheduler")
         self._nodes: dict[str, Json] = {}  # as it has heard of them
         self._heard_s: dict[str, float] = {}
+        self._unheard: dict[str, deque[Json | None]] = {}
         self._waiting: dict[str, Json] = {}  # uid -> pod
         self._placed: dict[str, tuple[str, dict[str, int]]] = {}  # uid -> node and what it asks for there
         self._told: set[str] = set()
@@ -39,12 +41,14 @@ class Scheduler(Actor):
             return
         drawn = self.dice.random()
         lag = self.dice.random() * next(most_s for share, most_s in LAGS if drawn <= share)
-        at_s = max(self._heard_s.get(name, 0.0), self.stage.now_s() + lag)  # what came first is heard of first
+        at_s = max(self._heard_s.get(name, 0.0), self.stage.now_s() + lag)
         self._heard_s[name] = at_s
-        self.stage.later(at_s - self.stage.now_s(), lambda: self._hears(name, node, happened.deleted))
+        self._unheard.setdefault(name, deque()).append(None if happened.deleted else node)
+        self.stage.later(at_s - self.stage.now_s(), lambda: self._hears(name))
 
-    def _hears(self, name: str, node: Json, deleted: bool) -> None:
-        if deleted:
+    def _hears(self, name: str) -> None:
+        node = self._unheard[name].popleft()  # what came first is heard of first, also at one moment
+        if node is None:
             self._nodes.pop(name, None)
         else:
             self._nodes[name] = node
