@@ -24,7 +24,7 @@ def test_caches_go_on_over_a_restart_of_the_api_server_and_find_what_was_deleted
             await asyncio.to_thread(plane.api_server.kill)
             await world.until(lambda: following.trouble, 30)
             assert following.cache.get(goes), "what was known stays known"
-            await asyncio.to_thread(plane.api_server.start)
+            plane.api_server.start()  # not in a thread that ends: it is leashed to the one that starts it
             await asyncio.to_thread(plane.wait_ready)
             plane.admin.delete(f"{AT}/{goes}").object()
             comes = gpu_name()
