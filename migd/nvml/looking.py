@@ -69,7 +69,6 @@ class Looking:
         self.session = Session(library, caller, deadlines, self._upset)
         self._calls = self.session.calls
         self._memories: dict[str, _Memory] = {}
-        self._boards: dict[Board, Board] = {}
 
     def look(self) -> tuple[SeenGpu, ...]:
         """Every GPU, by index."""
@@ -102,8 +101,7 @@ class Looking:
         memory = self._memory(device, uuid)
         if memory.mig_on is not mig_on:
             memory.forget_mode()
-            board = read_board(self._calls, device, uuid, mig_on)
-            memory.board = None if board is None else self._boards.setdefault(board, board)  # equal ones are shared
+            memory.board = read_board(self._calls, device, uuid, mig_on)
             memory.mig_on = mig_on
         return memory.board
 

@@ -6,6 +6,7 @@ from typing import Final
 
 POLL_S: Final = 2.0
 """Between two looks at what no watch tells of."""
+
 KUBELET_LOOK_S: Final = 5.0
 """Between two looks at what a watch should tell of: what the kubelet advertises."""
 
