@@ -14,7 +14,7 @@ from migd.agent.driving import backwards, cause_of, drive, ended, lost, parked
 from migd.agent.effects import Effect, LookAgain, Pause, Seen
 from migd.agent.orders import Order
 from migd.agent.patience import POLL_S, TRY_AGAIN_S, patience_with
-from migd.agent.records import AS_WISHED, Cause, GpuRecord, Outcome, Record, Transaction
+from migd.agent.records import READY, Cause, GpuRecord, Outcome, Record, Transaction
 from migd.mig.geometry import EMPTY, Layout
 from migd.mig.observed import SeenGpu
 from migd.mig.operations import Operation
@@ -193,8 +193,8 @@ def opened(
     owned = now.geometry if order.foreign == "Adopt" else gpu.owned
     if not plan.changes:
         gpu = gpu.changed_from(now.layout, now.layout)
-        done = gpu.outcome if gpu.outcome is not None and gpu.outcome.phase == "Ready" else None  # before it waited
-        return replace(gpu, owned=owned, awaiting=None, outcome=done or Outcome("Ready", AS_WISHED))
+        done = gpu.outcome if gpu.ready else READY  # before it waited
+        return replace(gpu, owned=owned, awaiting=None, outcome=done)
     if waits:
         return replace(
             gpu, outcome=Outcome("Blocked", Cause("Waiting", "not begun: another GPU of the plan is held up"))

@@ -100,10 +100,14 @@ class GpuRecord:
         return self.previous if self.transaction is None or self.older is not None else self.transaction.before
 
     @property
+    def ready(self) -> bool:
+        """Whether it was as wished when it was last worked on."""
+        return self.outcome is not None and self.outcome.phase == "Ready"
+
+    @property
     def lasting(self) -> GpuRecord:
         """The same without what only the command that did it tells."""
-        ready = self.outcome is not None and self.outcome.phase == "Ready" and self.outcome != READY
-        return replace(self, outcome=READY) if ready else self
+        return replace(self, outcome=READY) if self.ready and self.outcome != READY else self
 
     def left_at(self, before: Layout) -> GpuRecord:
         """The record once a change that began from `before` has not ended well."""

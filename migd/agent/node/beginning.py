@@ -17,7 +17,6 @@ from migd.agent.node.moments import (
     begun,
     enter,
     in_debt,
-    is_ready,
     judge,
     pay,
     shut,
@@ -195,7 +194,7 @@ def _observed(record: Record, view: View, turn: Turn, uuid: str) -> bool:
     """Whether a GPU under drift: Observe was made as it is wished now, at an earlier turn: what differs is drift."""
     now, goal = view.held.gpu(uuid), turn.orders[uuid].goals[uuid]
     made = work_of(record).accepted.get(uuid)
-    if turn.desired[uuid].drift != "Observe" or not is_ready(record.gpu(uuid)) or now is None or made is None:
+    if turn.desired[uuid].drift != "Observe" or not record.gpu(uuid).ready or now is None or made is None:
         return False
     wish = resolve(goal, now) if isinstance(goal, Rule) else None
     return isinstance(wish, Wish) and (wish.mig, wish.counts) == (made.mig, counts_of(made.instances))

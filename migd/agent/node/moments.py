@@ -14,7 +14,7 @@ from migd.agent.node.effects import ChangeNode, StopPlugin
 from migd.agent.node.holding import Held, held
 from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.turning import Turn, turn_of
-from migd.agent.records import Cause, GpuRecord, NodeWork, Outcome, Record, Stage, StepTime
+from migd.agent.records import Cause, NodeWork, Outcome, Record, Stage, StepTime
 from migd.kube.owed import closing, owing, paid
 from migd.mig.observed import SeenGpu
 from migd.plans.conditions import time_text
@@ -94,7 +94,7 @@ def judge(record: Record, view: View) -> Judged:
             apart[gpu.uuid] = stuck
         elif plan.refused is not None:
             apart[gpu.uuid] = Outcome("Failed", cause_of(plan.refused))
-        elif plan.changes and observes and is_ready(ours):
+        elif plan.changes and observes and ours.ready:
             drifted.add(gpu.uuid)
             apart[gpu.uuid] = Outcome("Blocked", Cause("ForeignInstances", _drift(gpu)))
         elif plan.blocked is not None and plan.blocked.reason != "InUse":
@@ -104,11 +104,6 @@ def judge(record: Record, view: View) -> Judged:
     changing = tuple(uuid for uuid, plan in plans.items() if uuid not in apart and plan.changes)
     busy = tuple(uuid for uuid in changing if plans[uuid].blocked is not None)
     return Judged(plans, apart, changing, busy, frozenset(drifted))
-
-
-def is_ready(gpu: GpuRecord) -> bool:
-    """Whether a GPU was as wished when it was last worked on."""
-    return gpu.outcome is not None and gpu.outcome.phase == "Ready"
 
 
 def _drift(gpu: SeenGpu) -> str:
