@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controlplane.api import JSON_PATCH
+from controlplane.api import JSON_PATCH, MERGE
 from controlplane.nodes import SimNode
 from controlplane.nodes_pods import LASTS_S, PROGRAM, STOPS_IN_S
 from controlplane.nodes_styles import HELM, OPERATOR, TOLERANT, Style, node_labels, plugin_manifests
@@ -76,7 +76,8 @@ class Site:
         return {name: int(number) for name, number in found.items() if name.startswith("nvidia.com/")}
 
     def wait_allocatable(self, expected: dict[str, int]) -> None:
-        assert until(lambda: self.allocatable() == expected, WITHIN_S), self.allocatable()
+        went = until(lambda: self.allocatable() == expected, WITHIN_S)
+        assert went, (self.allocatable(), self.taints(), [pod["metadata"]["name"] for pod in self.plugin_pods()])
 
     def plugin_pods(self) -> list[Any]:
         where = {"fieldSelector": f"spec.nodeName={self.name}"}
@@ -138,9 +139,18 @@ class Site:
         return self.object()["spec"].get("taints") or []
 
     def let_settle(self) -> None:
-        """Give the DaemonSet controller time to hear of the taint, as the agent does: a stale one makes a pod."""
-        looked = self.node.object.looks
-        assert until(lambda: self.node.object.looks > looked + 4, WITHIN_S)
+        """Wait until the DaemonSet controller has heard of the taint: with a stale node it makes a pod.
+
+        It counts anew at changes of the DaemonSet only, so we make one each time that we ask.
+        """
+        path = f"/apis/apps/v1/namespaces/{self.style.namespace}/daemonsets/{self.name}"
+
+        def heard() -> bool:
+            asked = {"metadata": {"annotations": {"test.migd.dev/asked": uuid.uuid4().hex}}}
+            found = self.plane.admin.patch(path, asked, MERGE).object()
+            return bool(found["status"]["desiredNumberScheduled"] == 0)
+
+        assert until(heard, WITHIN_S), "the DaemonSet controller does not hear of the taint"
 
     def close_node(self) -> None:
         change = [{"op": "add", "path": "/spec/taints", "value": [*self.taints(), TAINT]}]
