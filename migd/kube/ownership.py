@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from migd.kube.errors import Json
 
 Digest = bytes
 Path = tuple[str, ...]
+Leaves = list[tuple[str, Any]]
 ListMaps = Mapping[Path, tuple[str, ...]]
 """Lists that are merged by key: path of field names -> the fields that make the key. All other lists are one value."""
 
@@ -34,7 +35,7 @@ def applied(document: Json, manager: str) -> dict[str, Digest]:
     """What a manager applied, by subresource ("" for the object itself); absent where it applied nothing."""
     entries = document["metadata"].get("managedFields") or ()
     return {
-        entry.get("subresource", ""): digest(_owned(entry["fieldsV1"], document))
+        entry.get("subresource", ""): digest(_owned([], entry["fieldsV1"], document))
         for entry in entries
         if entry.get("manager") == manager and entry.get("operation") == "Apply"
     }
@@ -45,10 +46,10 @@ def wanted(body: Json, list_maps: ListMaps) -> Digest:
 
     Defaults that the API server fills in inside a list of one value must be in the body, or the two never agree.
     """
-    return digest(_leaves(body, {**list_maps, **OWNERS}, (), ""))
+    return digest(_leaves([], body, {**list_maps, **OWNERS}, (), ""))
 
 
-def digest(leaves: Iterator[tuple[str, Any]]) -> Digest:
+def digest(leaves: Leaves) -> Digest:
     """A digest of paths with their values, in whatever order they come."""
     text = repr(sorted((path, _text(value)) for path, value in leaves))
     return hashlib.sha256(text.encode()).digest()[:16]
@@ -59,40 +60,44 @@ def _text(value: Any) -> str:
     return _SORTED.encode(value) if isinstance(value, dict | list) else repr(value)
 
 
-def _leaves(value: Any, list_maps: ListMaps, path: Path, at: str) -> Iterator[tuple[str, Any]]:
+def _leaves(found: Leaves, value: Any, list_maps: ListMaps, path: Path, at: str) -> Leaves:
+    """`found`, with the leaves of a value added."""
     if path in _UNOWNED:
-        return
-    if isinstance(value, dict) and value:
+        return found
+    if isinstance(value, dict):  # one that is empty says nothing, unlike a list
         for name, inner in value.items():
-            yield from _leaves(inner, list_maps, (*path, name), f"{at}/f:{name}")
-    elif isinstance(value, dict):
-        return  # says nothing, unlike a list that is empty
+            _leaves(found, inner, list_maps, (*path, name), f"{at}/f:{name}")
     elif isinstance(value, list) and value and path in list_maps:
         for item in value:
             key = _key({name: item[name] for name in list_maps[path]})
             inner_at = f"{at}/k:{key}"
             if path in _ATOMIC_ITEMS:
-                yield inner_at, item
+                found.append((inner_at, item))
             else:
-                yield from _leaves(item, list_maps, path, inner_at)
+                _leaves(found, item, list_maps, path, inner_at)
     else:
-        yield at, value
+        found.append((at, value))
+    return found
 
 
-def _owned(fields: Json, value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a fieldsV1 with their values in the document; a field that is gone has the value None."""
-    inner = {name: found for name, found in fields.items() if name != "."}
-    if not inner and not (isinstance(value, dict) and "/k:" not in at.rpartition("/f:")[2]):
-        yield at, value
-    for name, found in inner.items():
+def _owned(found: Leaves, fields: Json, value: Any, at: str = "") -> Leaves:
+    """`found`, with the leaves of a fieldsV1 and their values in the document; None for a field that is gone."""
+    leaf = True
+    for name, inner in fields.items():
+        if name == ".":
+            continue
+        leaf = False
         kind, _, rest = name.partition(":")
         if kind == "f":
-            yield from _owned(found, value.get(rest) if isinstance(value, dict) else None, f"{at}/{name}")
+            _owned(found, inner, value.get(rest) if isinstance(value, dict) else None, f"{at}/{name}")
         elif kind == "k":
             key = json.loads(rest)
-            yield from _owned(found, _item(value, key), f"{at}/k:{_key(key)}")
+            _owned(found, inner, _item(value, key), f"{at}/k:{_key(key)}")
         else:  # an element of a set: its own value
-            yield f"{at}/{name}", rest
+            found.append((f"{at}/{name}", rest))
+    if leaf and not (isinstance(value, dict) and "/k:" not in at.rpartition("/f:")[2]):
+        found.append((at, value))
+    return found
 
 
 def _item(value: Any, key: Json) -> Any:
@@ -104,5 +109,5 @@ def _key(key: Json) -> str:
     return _COMPACT.encode(key)
 
 
-NOTHING_APPLIED: Final = digest(iter(()))
+NOTHING_APPLIED: Final = digest([])
 """What is wanted of a body without fields."""

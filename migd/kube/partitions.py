@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from migd.kube.errors import Json
 from migd.kube.stored import Interner, Kind
@@ -62,23 +62,43 @@ def _partition(document: Json, same: Interner) -> Partition:
         found = partition_of(document, document["metadata"]["name"])
     except BadInput as bad:
         raise ValueError(str(bad)) from bad
-    lean = _lean(found, same)
-    assert isinstance(lean, Partition)
-    return lean
+    _share(found, same)
+    return found
 
 
-def _lean(value: Any, same: Interner) -> Any:
-    """An equal value that shares what others have too.
+def _share(value: Value, same: Interner) -> None:
+    """Let a value that was just read, and that nobody else has yet, share what others have too.
 
     Which fields a document gave and which are defaults is forgotten: nobody asks, and it takes a set for each value.
     """
-    if isinstance(value, Value):
-        parts = {name: same(part) if name in _SHARED else _lean(part, same) for name, part in value}
-        return type(value).model_construct(_fields_set=_names(type(value)), **parts)
-    if isinstance(value, tuple):
-        items = tuple(_lean(item, same) for item in value)
-        return same(items) if items and isinstance(items[0], Condition) else items
-    return value
+    shared, deep = _parts(type(value))
+    fields = value.__dict__
+    for name in shared:
+        fields[name] = same(fields[name])
+    for name in deep:
+        part = fields[name]
+        if isinstance(part, Value):
+            _share(part, same)
+        elif part and isinstance(part[0], Condition):
+            fields[name] = same(part)
+        else:
+            for item in part or ():
+                _share(item, same)
+    object.__setattr__(value, "__pydantic_fields_set__", _names(type(value)))
+
+
+@cache
+def _parts(model: type[Value]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Which fields of a model are shared, and which of the others have values of ours in them, or tuples of such."""
+    others = {name: field.annotation for name, field in model.model_fields.items() if name not in _SHARED}
+    deep = tuple(name for name, annotation in others.items() if _holds_values(annotation))
+    return tuple(name for name in model.model_fields if name in _SHARED), deep
+
+
+def _holds_values(annotation: Any) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, Value):
+        return True
+    return any(_holds_values(inner) for inner in get_args(annotation))
 
 
 @cache
