@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, Literal
 
 from migd.mig.boards import Board
@@ -132,6 +133,14 @@ def plan_gpu(
     owned: the instances that are ours. A foreign one that fits the wish is kept; with Refuse the others count as
     busy, with Adopt they are as ours.
     """
+    return _planned(seen, wish, owned, foreign)
+
+
+@lru_cache(maxsize=2048)
+def _planned(
+    seen: SeenGpu, wish: Wish | UnknownYet | Refused | None, owned: Geometry, foreign: ForeignPolicy
+) -> GpuPreview:
+    """The answer, remembered: agent and operator ask for it again at every look, and mostly nothing has changed."""
     if wish is None:
         return _untouched(seen, None)
     if seen.out_of_reach:
