@@ -13,6 +13,7 @@ from migd.agent.node.offloading import OffLoop
 from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.signals import Signals
 from migd.agent.running import Machine, look, named
+from migd.kube.caches import Change
 from migd.kube.errors import KubeError
 from migd.kube.nodes import NODES, Node
 from migd.kube.partitions import PARTITIONS
@@ -66,16 +67,32 @@ class Caches:
 
 
 def follow(cluster: Cluster, node_name: str, changed: Callable[[], None]) -> Caches:
-    """Follow what is about this node; changed is called at every change."""
+    """Follow what is about this node; changed is called at every change that a decision may turn on."""
 
     def wake(_: object) -> None:
         changed()
 
+    def wished(change: Change[Partition]) -> None:
+        if not _status_only(change):
+            changed()
+
     return Caches(
         node_name,
         cluster.follow(NODES, wake, where=Where(fields=f"metadata.name={node_name}")),
-        cluster.follow(PARTITIONS, wake, where=Where(fields=f"spec.nodeName={node_name}")),
+        cluster.follow(PARTITIONS, wished, where=Where(fields=f"spec.nodeName={node_name}")),
         cluster.follow(PODS, wake, where=on_node(node_name)),
+    )
+
+
+def _status_only(change: Change[Partition]) -> bool:
+    """A status is written by us and by the operator: no reason to look; what others do to ours the next look mends."""
+    before, after = change.before, change.after
+    if before is None or after is None:
+        return False
+    return (before.value.spec, before.annotations, before.deleting) == (
+        after.value.spec,
+        after.annotations,
+        after.deleting,
     )
 
 

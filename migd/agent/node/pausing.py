@@ -98,7 +98,7 @@ def pause(record: Record, view: View) -> Decided:
         why = Cause("DrainTimeout", f"{there} within {CLIENTS_MAX_S:.0f} s, so nothing was changed")
         return _given_up(record, view, why), LookAgain()
     if there:
-        return record, Wait(POLL_S, there)
+        return record, Wait(KUBELET_LOOK_S, there)
     still = _not_yet(record, view, work.since_s)
     if still is None:
         return _begun(record, view, judged), LookAgain()

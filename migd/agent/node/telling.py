@@ -55,7 +55,8 @@ def told(record: Record, seen: NodeSeen, before: Mapping[str, float]) -> Told:
             last_s = before.get(partition.name)
             recent = last_s is not None and seen.now_s - last_s < COALESCE_S
             was = _ours(partition.value.status)
-            statuses[partition.name] = was if recent and same_but_use(was, status) else status
+            held_back = recent and was != status and same_but_use(was, status)
+            statuses[partition.name] = was if held_back else status
     return Told(statuses, _labels(seen, statuses))
 
 
