@@ -22,7 +22,7 @@ from whole.drawing import CALLS, CUTS, Act, Tale, instances
 PLAN: Final = "plan"
 _READS: Final = ("nvmlDeviceGetMigMode", "nvmlDeviceGetGpuInstances", "nvmlDeviceGetComputeRunningProcesses*")
 _ERRORS: Final = (999, 999, 10, 15, 19)
-CALM_S: Final = 30.0
+CALM_S: Final = 20.0
 """So long after the last act its faults may still strike."""
 _DISTURBING: Final = frozenset({"kubelet restart", "plugin crashes", "gpu lost", "xid", "reload", "drift"})
 _HOLD: Final = "migd.dev/hold"

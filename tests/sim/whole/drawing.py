@@ -110,9 +110,9 @@ def tale(seed: int) -> Tale:
     """The story of a seed: most are small, a few are large."""
     dice = random.Random(f"tale {seed}")
     size = dice.random()
-    model = dice.choices(list(CUTS), (8, 1, 1, 2))[0]
+    model = dice.choices(list(CUTS), (10, 1, 1, 2))[0]
     nodes, gpus = (
-        (1, 1) if size < 0.78 else ((1, 2) if size < 0.86 else ((2, 1) if size < 0.96 else (3, dice.choice((1, 2)))))
+        (1, 1) if size < 0.84 else ((1, 2) if size < 0.9 else ((2, 1) if size < 0.975 else (3, dice.choice((1, 1, 2)))))
     )
     specs = tuple(_node(dice, f"node-{'abc'[n]}", model if dice.random() < 0.8 else "a30", gpus) for n in range(nodes))
     kind = dice.random()

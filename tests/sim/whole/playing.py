@@ -20,7 +20,7 @@ from whole.watching import Watching
 END_S = 3600.0
 """Until then everything must be over, once it is calm: backoffs grow to half an hour."""
 REST_S = 600.0
-"""So long nobody may write at the end, in one of eight stories: in the others QUIET_S has shown it already."""
+"""So long nobody may write at the end, in one of sixteen stories: in the others QUIET_S has shown it already."""
 QUIET_S = 65.0
 """Nobody writes for so long once it is over: an agent looks every 30 s, and tells of use not before 30 s more."""
 HEARD_S = 45.0
@@ -90,7 +90,7 @@ async def _told(story: Tale, fleet: Fleet, watching: Watching, acting: Acting) -
         watching.reached.add("preview compared")
         wrong += differing(watching.previewed, before, everything(fleet))
     at, rests = len(fleet.cluster.cluster.requests), _at_rest(fleet)
-    await asyncio.sleep(REST_S if story.seed % 8 == 0 else 0)
+    await asyncio.sleep(REST_S if story.seed % 16 == 0 else 0)
     fleet.check()
     if rests and _at_rest(fleet) and not acting.odd:
         wrong += [
