@@ -20,13 +20,15 @@ NOT_OF_ITS_KIND: Final = (AttributeError, KeyError, TypeError, ValueError)
 class Change(Generic[T]):
     """One object appeared (before is None), vanished (after is None) or is another now.
 
-    An object that was deleted and made again under its name is two changes, also where nobody saw it go.
+    An object that was deleted and made again under its name is two changes, also where nobody saw it go. ours: it is
+    the answer to a write of ours, which may tell of changes by others too.
     """
 
     kind: Kind[T]
     key: str
     before: Stored[T] | None
     after: Stored[T] | None
+    ours: bool = False
 
 
 class Reader(Generic[T]):
@@ -149,17 +151,17 @@ class Cache(Generic[T]):
         known = self._objects.get(found.key)
         if known is not None and _number(known.resource_version) >= _number(found.resource_version):
             return ()
-        return self._put(found.key, found)
+        return self._put(found.key, found, ours=True)
 
-    def _put(self, key: str, found: Stored[T] | None) -> tuple[Change[T], ...]:
-        changes = tuple(self._changes(key, found))
+    def _put(self, key: str, found: Stored[T] | None, ours: bool = False) -> tuple[Change[T], ...]:
+        changes = tuple(self._changes(key, found, ours))
         if found is None:
             self._objects.pop(key, None)
         else:
             self._objects[key] = found
         return changes
 
-    def _changes(self, key: str, after: Stored[T] | None) -> Iterator[Change[T]]:
+    def _changes(self, key: str, after: Stored[T] | None, ours: bool = False) -> Iterator[Change[T]]:
         before = self._objects.get(key)
         if before is not None and after is not None and before.uid != after.uid:
             yield Change(self.kind, key, before, None)
@@ -167,7 +169,7 @@ class Cache(Generic[T]):
         if (before is None) != (after is None) or (
             before is not None and after is not None and before.resource_version != after.resource_version
         ):
-            yield Change(self.kind, key, before, after)
+            yield Change(self.kind, key, before, after, ours)
 
     def _read(self, document: Json) -> Stored[T] | None:
         found = self.read(document)

@@ -17,10 +17,11 @@ from migd.kube.caches import Change
 from migd.kube.holding import Holding, Pace
 from migd.kube.leases import LEASES, Claim, Lease
 from migd.kube.nodes import NODES, Node
-from migd.kube.partitions import PARTITIONS, PLANS
+from migd.kube.partitions import PARTITIONS, PLANS, PlanObject
 from migd.kube.ports import Cluster, Following
 from migd.kube.stored import Stored, Where
 from migd.kube.working import Worker
+from migd.plans.partitions import Partition
 from migd_operator.announcing import notes_of
 from migd_operator.assembling import Assembler, Caches, Look
 from migd_operator.deciding import Decision, decide
@@ -29,6 +30,7 @@ from migd_operator.hearing import Agent, Hearing
 from migd_operator.metering import Meters
 from migd_operator.owners import OwnersElsewhere
 from migd_operator.paying import node_writes
+from migd_operator.telling import CONDITIONS
 from migd_operator.writing import LostError, Writer
 
 NAMESPACE: Final = "migd-system"
@@ -135,12 +137,18 @@ class Operator:
 
     def _follow(self) -> None:
         follow, leases = self._cluster.follow, Where(namespace=self._setup.namespace)
-        plans = follow(PLANS, lambda _change: self.wake(), self.wake)
-        partitions = follow(PARTITIONS, lambda _change: self.wake(), self.wake)
+        plans = follow(PLANS, self._changed, self.wake)
+        partitions = follow(PARTITIONS, self._changed, self.wake)
         nodes = follow(NODES, self._node_changed, self.wake)
         heard = follow(LEASES, self._lease_changed, self._leases_listed, leases)
         self._following = {"plans": plans, "partitions": partitions, "nodes": nodes, "leases": heard}
         self._caches = Caches(plans.cache, partitions.cache, nodes.cache, heard.cache)
+
+    def _changed(self, change: Change[PlanObject] | Change[Partition]) -> None:
+        """What we wrote ourselves was decided already: another pass over the fleet would find nothing to do."""
+        before, after = change.before, change.after
+        if not change.ours or before is None or after is None or _of_others(before) != _of_others(after):
+            self.wake()
 
     def _node_changed(self, change: Change[Node]) -> None:
         """Heartbeats come all the time and change nothing that is decided on."""
@@ -225,6 +233,15 @@ class Operator:
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _of_others(stored: Stored[PlanObject] | Stored[Partition]) -> object:
+    """What of a plan or a partition others write."""
+    value = stored.value
+    if isinstance(value, PlanObject):
+        return stored.uid, stored.generation, stored.annotations, stored.deleting
+    theirs = tuple(one for one in value.status.conditions if one.type not in CONDITIONS)
+    return stored.uid, stored.annotations, stored.deleting, value.status.model_copy(update={"conditions": theirs})
 
 
 def _told(node: Stored[Node]) -> object:

@@ -14,6 +14,8 @@ from migd_operator.claims import Claim, Left
 from migd_operator.facts import APPROVED, InvalidPlan, NodeFacts, PlanFacts
 from migd_operator.turns import Turn, away, is_ready
 
+CONDITIONS: Final = ("Assigned", "AgentAlive")
+"""The operator's of a GPU; the others are its agent's."""
 HISTORY_MAX: Final = 10
 _LISTED: Final = 5
 _PASSING: Final[tuple[Reason, ...]] = ("Waiting", "DriverUpgrade", "AgentSilent")
@@ -49,10 +51,10 @@ class Share:
 
 
 def partition_conditions(claim: Claim, turn: Turn, now: datetime) -> tuple[Condition, ...]:
-    """The operator's two conditions of one GPU, Assigned and AgentAlive."""
+    """The operator's conditions of one GPU."""
     partition = claim.partition
     node = turn.progress.wish.node
-    mine = {c.type: c for c in partition.status.conditions if c.type in ("Assigned", "AgentAlive")}
+    mine = {c.type: c for c in partition.status.conditions if c.type in CONDITIONS}
     assigned = _assigned(claim, turn)
     before = mine.get("Assigned")
     if node.agent == "unheard" and before is not None and (before.status, turn.act) == ("False", "Take"):

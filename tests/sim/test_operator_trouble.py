@@ -288,6 +288,22 @@ def test_heartbeats_of_many_nodes_are_no_work_and_cause_no_write():  # B102
     played(story)
 
 
+def test_what_it_writes_itself_is_no_reason_to_look_at_the_fleet_again():
+    async def story(world: World) -> None:
+        for k in range(5):
+            world.add_node(f"n{k}", "7g.80gb")
+        async with world.operator() as operator:
+            await asyncio.sleep(60)
+            before, looks = len(world.requests()), operator.looks
+            world.plan("p", HALVES, paused=True)
+            await asyncio.sleep(60)
+            assert world.said("p", "Progressing")[1] == "Paused"
+            assert len(world.requests()) >= before + 1
+            assert operator.looks == looks + 1
+
+    played(story)
+
+
 def test_faults_by_seed_end_in_what_was_wished_with_never_two_nodes_at_once(first_seed: int, soak: int):
     for seed in range(first_seed, first_seed + SEEDS * soak):
         world = World(seed, Chances(request=0.08, watch=0.04))
