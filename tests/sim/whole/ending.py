@@ -69,12 +69,17 @@ def _of_node(fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, An
     ready = all(one.status.phase == "Ready" for one in mine.values())
     if not lost and node.name not in acting.odd and (ready or "drift" not in acting.done):
         # where somebody else changed GPUs and migd does not, nobody has the device plugin look again
-        told = {name: number for name, number in fleet.cluster.allocatable(node.name).items() if number}
-        if told != {name: number for name, number in offered(node).items() if number}:
-            wrong.append(f"{node.name} tells allocatable {told}, and there is {offered(node)}")
+        wrong += _advertised(fleet, node)
     if not lost:
         wrong += _labels(node, document, there, any(one.spec.desired for one in mine.values()))
     return wrong
+
+
+def _advertised(fleet: Fleet, node: SimNode) -> list[str]:
+    """What the kubelet advertises is what there is."""
+    told = {name: number for name, number in fleet.cluster.allocatable(node.name).items() if number}
+    there = {name: number for name, number in offered(node).items() if number}
+    return [] if told == there else [f"{node.name} tells allocatable {told}, and there is {there}"]
 
 
 def _labels(node: SimNode, document: dict[str, Any], there: dict[str, GpuTruth], wished: bool) -> list[str]:
@@ -164,7 +169,8 @@ def _true(fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, Any],
         case "RebootRequired":
             return gpu.mig != gpu.pending
         case "NotAdvertised" | "NoDevicePlugin":
-            return any(g.lost for g in there) or not any(running(pod) for pod in _plugins(fleet, node))
+            runs = any(running(pod) for pod in _plugins(fleet, node))
+            return any(g.lost for g in there) or not runs or bool(_advertised(fleet, node))
         case "Paused":
             return bool(fleet.plan(PLAN)["spec"].get("paused"))
     return one.status.phase in ("Pending", "Idle") and one.spec.assignment is None
