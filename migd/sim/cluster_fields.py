@@ -131,8 +131,9 @@ def _set(document: Json, path: Path, value: Any) -> None:
 
 def without(document: Json, paths: Iterable[Path]) -> Json:
     """The document without what is at these paths, and without what is empty then."""
-    document = copied(document)
-    for path in sorted(paths, reverse=True):
+    found = sorted(paths, reverse=True)
+    document = copied(document) if found else document
+    for path in found:
         _remove(document, path)
     return document
 

@@ -120,9 +120,9 @@ def tale(seed: int) -> Tale:
     acts: tuple[Act, ...] = ()
     chances = Chances(0.0, 0.0)
     if kind > 0.15:
-        number = dice.choice((1, 1, 1, 1, 2, 2, 2, 3, 4))
+        number = dice.choice((1, 1, 1, 1, 1, 2, 2, 3))
         times = sorted(
-            round(dice.choice((dice.uniform(0, 40), dice.uniform(0, 40), dice.uniform(0, 100))), 3)
+            round(dice.choice((dice.uniform(0, 40), dice.uniform(0, 40), dice.uniform(0, 70))), 3)
             for _ in range(number)
         )
         acts = tuple(Act(at, dice.choices(list(ACTS), list(ACTS.values()))[0], dice.getrandbits(32)) for at in times)
