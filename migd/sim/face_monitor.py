@@ -9,10 +9,12 @@ import pynvml
 
 from migd.sim import driver, processes
 from migd.sim.driver import refusal
-from migd.sim.face import Device, Target, call
+from migd.sim.face import Device, call
 from migd.sim.face_compute import Compute
+from migd.sim.machine import Gpu
 
 _TURING = 6
+_FIELD_VALUE: Any = pynvml.c_nvmlFieldValue_t
 _PLAIN = ("nvmlExceptionClass", "nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct")
 
 
@@ -138,26 +140,29 @@ class Monitor(Compute):
     @call("device")
     def nvmlDeviceGetFieldValues(self, device: Device, fieldIds: Any) -> Any:
         """An array of c_nvmlFieldValue_t; each has its own nvmlReturn. Known here: 184, 199, 230."""
-        gpu = device.gpu
-        model = self._core.offer(gpu)
-        known = {
-            pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED: int(model.mig and model.resetless),
-            pynvml.NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE: int(
-                model.mig and self._core.machine.switches.profiles_while_off
-            ),
-            pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: gpu.switches.recovery_action,
-        }
-        values = (pynvml.c_nvmlFieldValue_t * len(fieldIds))()
+        values = (_FIELD_VALUE * len(fieldIds))()
         for value, wanted in zip(values, fieldIds, strict=True):
-            value.fieldId, value.scopeId = wanted if isinstance(wanted, tuple) else (wanted, 0)
-            value.timestamp = int(self._core.now_s() * 1e6)
-            if value.fieldId in known:
+            field, scope = wanted if isinstance(wanted, tuple) else (wanted, 0)
+            value.fieldId, value.scopeId, value.timestamp = field, scope, int(self._core.now_s() * 1e6)
+            known = self._field(device.gpu, field)
+            if known is not None:
                 value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
                 value.nvmlReturn = pynvml.NVML_SUCCESS
-                value.value.uiVal = known[value.fieldId]
+                value.value.uiVal = known
             else:
                 value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
         return values
+
+    def _field(self, gpu: Gpu, field: int) -> int | None:
+        match field:
+            case pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION:
+                return gpu.switches.recovery_action
+            case pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED:
+                model = self._core.offer(gpu)
+                return int(model.mig and model.resetless)
+            case pynvml.NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE:
+                return int(self._core.offer(gpu).mig and self._core.machine.switches.profiles_while_off)
+        return None
 
     # ---- events
 
@@ -166,7 +171,7 @@ class Monitor(Compute):
         """An empty event set; it hears what happens from now on."""
         number = len(self._sets) + 1
         self._sets[number] = (self._core.machine.next_event, {})
-        return self._pointer(Target("set", "", 0, number), pynvml.c_nvmlEventSet_t)
+        return self._pointer(("set", "", 0, number), pynvml.c_nvmlEventSet_t)
 
     @call("device")
     def nvmlDeviceGetSupportedEventTypes(self, device: Device) -> int:
