@@ -333,7 +333,7 @@ def _some_wish(dice: random.Random, table: Table, stay: frozenset[GpuInstance]) 
         return Rule(gpus=EVERY, mig="Disabled"), None
     held = table.bits_of(stay)
     assert held is not None
-    chosen = dice.choice([s for s in table.sets if not held & ~s.bits])
+    chosen = dice.choice([s for s in table.sets if not held & ~s.bits] if held else table.sets)
     if dice.random() < 0.2:
         return Layout(True, table.geometry(chosen.bits)), chosen.counts
     wanted = tuple(InstanceRule(profile=name, count=number) for name, number in chosen.counts)
