@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import pynvml
@@ -62,7 +62,10 @@ def with_holders(instances: Iterable[SeenInstance], holders: Holders) -> tuple[S
     """The instances, each with who holds it."""
     if holders.known and not holders.by_instance:
         return tuple(instances)
-    return tuple(replace(s, holders=by, in_use=True) if (by := holders.on(s.gi_id)) else s for s in instances)
+    return tuple(
+        SeenInstance(s.instance, s.gi_id, s.compute_instances, True, by) if (by := holders.on(s.gi_id)) else s
+        for s in instances
+    )
 
 
 def outside(instances: Iterable[SeenInstance], holders: Holders) -> tuple[Holder, ...]:
