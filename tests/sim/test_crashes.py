@@ -89,15 +89,19 @@ def at_rest(story: Story) -> None:
 
 
 def as_wished(story: Story) -> None:
-    """Without faults the wish is met, or nothing is touched; with the reboots that it asks for."""
-    world, host = story.world, story.world.host
+    """Without faults the wish is met, or nothing is touched; with the reboots that it asks for.
+
+    By the process that has brought the record to rest, which goes on from one order to the next as a node's agent does.
+    """
+    world, host, process = story.world, story.world.host, story.world.present
     untouched = {gpu.uuid: [i.serial for i in gpu.instances] for gpu in host.snapshot().gpus}
     for _ in range(4):
-        assert world.attempt(story.order, story.listen) == "done"
+        assert world.attempt(story.order, story.listen, process) == "done"
         phases = {uuid: found.phase for uuid in story.wished if (found := world.record().gpu(uuid).outcome)}
         if "RebootRequired" not in phases.values():
             break
         story.others.upheave("reboot")
+        process = None
     harmless(story)
     if set(phases.values()) != {"Ready"}:
         assert not story.possible, f"not as wished without faults: {phases}"
