@@ -243,4 +243,4 @@ def named(gpu: SeenGpu, processes: Processes) -> SeenGpu:
 
 def _holder(holder: Holder, processes: Processes) -> Holder:
     found = processes.describe(holder.pid) if holder.pid is not None else None
-    return replace(holder, command=found[0], container=found[1]) if found else holder
+    return Holder(holder.pid, *found) if found else holder

@@ -18,6 +18,7 @@ from migd.sim.face_system import System
 from migd.sim.machine import Gpu, GpuInstance
 
 _ARRAY = ctypes.Array
+_BYREF = type(ctypes.byref(ctypes.c_uint()))
 _POINTER = ctypes._Pointer  # noqa: SLF001  (its only name)
 _PLACEMENT: Any = pynvml.c_nvmlGpuInstancePlacement_t
 _INSTANCE_INFO: Any = pynvml.c_nvmlGpuInstanceInfo_t
@@ -30,7 +31,7 @@ def target_of(reference: Any, kind: Any) -> Any:
     """
     if reference is None or isinstance(reference, _ARRAY):
         return reference
-    found = getattr(reference, "_obj", reference)
+    found: Any = getattr(reference, "_obj") if type(reference) is _BYREF else reference  # noqa: B009  (typeshed lacks it)
     if isinstance(found, _POINTER):  # ctypes.pointer() instead of byref()
         found = found.contents
     if found is reference and isinstance(found, kind):
@@ -161,6 +162,8 @@ class Mig(System):
         gpu = device.gpu
         driver.require_mig(self._core, gpu)
         driver.gpu_profile(self._core, gpu, profileId)
+        if not gpu.instances:
+            return _fill_handles([], gpuInstancesRef, countRef)
         handles = [self._gi_pointer(gpu, i) for i in gpu.instances if i.profile_id == profileId]
         return _fill_handles(handles, gpuInstancesRef, countRef)
 
@@ -214,10 +217,11 @@ def _fill_places(places: Any, array: Any, count: Any, kind: Any) -> int:
 
 
 def _fill_handles(handles: list[Any], array: Any, count: Any) -> int:
-    counter, target = target_of(count, ()), target_of(array, ())
-    if counter is None or (target is None and handles):
+    counter = target_of(count, ())
+    target: Any = target_of(array, ()) if handles else ()
+    if counter is None or target is None:
         raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    if handles and len(target) < len(handles):
+    if len(target) < len(handles):
         raise SimulationError(
             f"an array of {len(target)} handles for {len(handles)} instances: a real driver writes past its end"
         )

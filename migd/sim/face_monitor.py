@@ -3,6 +3,7 @@
 # ruff: noqa: N802, N803, N815  (names are pynvml's own)
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import pynvml
@@ -16,6 +17,19 @@ from migd.sim.machine import Gpu
 _TURING = 6
 _FIELD_VALUE: Any = pynvml.c_nvmlFieldValue_t
 _PLAIN = ("nvmlExceptionClass", "nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct")
+
+
+@lru_cache(maxsize=256)
+def _field_value(field: int, scope: int, known: int | None) -> bytes:
+    """The structure of a field's value, but for its time; NOT_SUPPORTED where none is known."""
+    value = _FIELD_VALUE()
+    value.fieldId, value.scopeId = field, scope
+    if known is None:
+        value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+    else:
+        value.valueType, value.nvmlReturn = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, pynvml.NVML_SUCCESS
+        value.value.uiVal = known
+    return bytes(value)
 
 
 class Monitor(Compute):
@@ -140,17 +154,11 @@ class Monitor(Compute):
     @call("device")
     def nvmlDeviceGetFieldValues(self, device: Device, fieldIds: Any) -> Any:
         """An array of c_nvmlFieldValue_t; each has its own nvmlReturn. Known here: 184, 199, 230."""
-        values = (_FIELD_VALUE * len(fieldIds))()
-        for value, wanted in zip(values, fieldIds, strict=True):
-            field, scope = wanted if isinstance(wanted, tuple) else (wanted, 0)
-            value.fieldId, value.scopeId, value.timestamp = field, scope, int(self._core.now_s() * 1e6)
-            known = self._field(device.gpu, field)
-            if known is not None:
-                value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
-                value.nvmlReturn = pynvml.NVML_SUCCESS
-                value.value.uiVal = known
-            else:
-                value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+        wanted = [w if isinstance(w, tuple) else (w, 0) for w in fieldIds]
+        told = [_field_value(field, scope, self._field(device.gpu, field)) for field, scope in wanted]
+        values = (_FIELD_VALUE * len(told)).from_buffer_copy(b"".join(told))
+        for value in values:
+            value.timestamp = int(self._core.now_s() * 1e6)
         return values
 
     def _field(self, gpu: Gpu, field: int) -> int | None:
