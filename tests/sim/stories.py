@@ -37,9 +37,9 @@ SPECS: Final = (
     "a30",
     "h100-sxm-80gb",
     "rtx-pro-6000-blackwell",
-    "2xa100-40gb",
+    "2xa30",
     "h200,a30",
-    "a100-80gb,l40s",
+    "a100-40gb,l40s",
 )
 MUTATORS: Final = (
     "nvmlDeviceSetMigMode",
