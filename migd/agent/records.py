@@ -120,6 +120,8 @@ class GpuRecord:
         return self if target == before else replace(self, previous=before)
 
 
+_NOTHING: Final = GpuRecord()
+
 Stage = Literal[
     "Rest", "Waiting", "Closing", "Settling", "Pausing", "Applying", "Refreshing", "Opening", "Verifying", "Backing"
 ]
@@ -198,7 +200,7 @@ class Record:
 
     def gpu(self, uuid: str) -> GpuRecord:
         """What is recorded of this GPU; an empty record where nothing is."""
-        return self.gpus.get(uuid, GpuRecord())
+        return self.gpus.get(uuid, _NOTHING)
 
     def with_gpu(self, uuid: str, gpu: GpuRecord) -> Record:
         """The record with this GPU's part replaced."""

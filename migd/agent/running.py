@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from migd.agent.deciding import accept, decide, failed, hung, under_way
 from migd.agent.effects import Effect, LookAgain, Pause, Seen
@@ -62,12 +62,14 @@ class Progress:
 
 
 Listener = Callable[[Progress], None]
+_FIRST_WAIT_S: Final = 0.5
 _WHILE_RELOADED: Final = Retrying(
     retry=retry_if_exception(lambda error: isinstance(error, GpuError) and error.retry),
-    stop=stop_after_attempt(6),
-    wait=wait_exponential(multiplier=0.5, max=8),
+    stop=stop_after_attempt(5),
+    wait=wait_exponential(multiplier=2 * _FIRST_WAIT_S, max=8),
     reraise=True,
 )
+"""After a first try, which is made without it: nearly every look is answered at once."""
 
 LOOKS_MAX: Final = 8
 """Looks in a row without anything to do between them, for each GPU; opening, turning back and ending take one each."""
@@ -109,12 +111,14 @@ def _seen(machine: Machine, order: Order | None, gpus: Iterable[SeenGpu]) -> See
 
 
 def _patiently(machine: Machine, read: Callable[[], T], waiting: Callable[[str], None] = lambda why: None) -> T:
-    return _WHILE_RELOADED.copy(sleep=machine.clock.sleep, before_sleep=lambda state: _tell_first(state, waiting))(read)
-
-
-def _tell_first(state: RetryCallState, waiting: Callable[[str], None]) -> None:
-    if state.attempt_number == 1 and state.outcome is not None:
-        waiting(f"waiting for the driver: {state.outcome.exception()}")
+    try:
+        return read()
+    except GpuError as error:
+        if not error.retry:
+            raise
+        waiting(f"waiting for the driver: {error}")
+    machine.clock.sleep(_FIRST_WAIT_S)
+    return _WHILE_RELOADED.copy(sleep=machine.clock.sleep)(read)
 
 
 def run(machine: Machine, order: Order | None, listen: Listener = lambda progress: None) -> Record:
@@ -239,4 +243,4 @@ def named(gpu: SeenGpu, processes: Processes) -> SeenGpu:
 
 def _holder(holder: Holder, processes: Processes) -> Holder:
     found = processes.describe(holder.pid) if holder.pid is not None else None
-    return replace(holder, command=found[0], container=found[1]) if found else holder
+    return Holder(holder.pid, *found) if found else holder

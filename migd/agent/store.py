@@ -25,6 +25,7 @@ from migd.mig.geometry import Geometry, GpuInstance, Layout, by_start
 from migd.mig.profiles import Placement
 
 FILE: Final = "record.json"
+_ENCODER: Final = json.JSONEncoder(sort_keys=True)
 
 
 class RecordError(Exception):
@@ -92,7 +93,7 @@ def encode(record: Record) -> str:
         "gpus": {uuid: _gpu_out(gpu) for uuid, gpu in sorted(record.gpus.items())},
         "node": _node_out(record.node),
     }
-    return json.dumps(body, sort_keys=True) + "\n"
+    return _ENCODER.encode(body) + "\n"
 
 
 def decode(text: str) -> Record:

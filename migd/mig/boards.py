@@ -19,13 +19,15 @@ class Board:
 
     profiles: tuple[Profile, ...]
     _by_name: dict[str, Profile] = field(init=False, repr=False, compare=False)
+    _by_id: dict[int, Profile] = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        names = {p.name: p for p in self.profiles}
-        if len(names) != len(self.profiles) or len({p.profile_id for p in self.profiles}) != len(names):
+        names, ids = {p.name: p for p in self.profiles}, {p.profile_id: p for p in self.profiles}
+        if not len(self.profiles) == len(names) == len(ids):
             raise ValueError("a board's profile names and ids must be unique: " + ", ".join(sorted(names)))
         object.__setattr__(self, "_by_name", names)
+        object.__setattr__(self, "_by_id", ids)
         object.__setattr__(self, "_hash", hash(self.profiles))
 
     def __hash__(self) -> int:
@@ -46,7 +48,7 @@ class Board:
 
     def by_id(self, profile_id: int) -> Profile | None:
         """The profile with this numeric NVML id, or None."""
-        return next((p for p in self.profiles if p.profile_id == profile_id), None)
+        return self._by_id.get(profile_id)
 
     @property
     def memory_slices(self) -> int:

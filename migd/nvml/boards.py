@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ctypes import byref, c_uint
+from ctypes import byref, c_uint, sizeof
+from functools import lru_cache
 from typing import Any, Final
 
 import pynvml
@@ -18,6 +19,8 @@ ENUM_MAX: Final = 64
 
 _PROFILE_INFO: Final = "nvmlDeviceGetGpuInstanceProfileInfo"
 _PLACEMENTS: Final = "nvmlDeviceGetGpuInstancePossiblePlacements"
+_INFO: Final[Any] = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t
+_PLACEMENT: Final[Any] = pynvml.c_nvmlGpuInstancePlacement_t
 _TOO_OLD: Final = "this driver is too old to name its MIG profiles; update it"
 
 
@@ -50,21 +53,29 @@ def _profile_infos(calls: Calls, handle: Handle, gpu_uuid: str) -> Iterator[Any]
     """The v2 profile structures, by counting through the enum; values this GPU lacks are skipped."""
     for value in range(ENUM_MAX):
         try:
-            yield calls(_PROFILE_INFO, gpu_uuid, handle, value)
+            info = calls.where_supported(_PROFILE_INFO, gpu_uuid, handle, value)
         except NotSupportedError as error:
-            if error.code != pynvml.NVML_ERROR_NOT_SUPPORTED:
-                raise NotSupportedError(error.call, gpu_uuid, error.code, _TOO_OLD) from error
+            raise NotSupportedError(error.call, gpu_uuid, error.code, _TOO_OLD) from error
         except GoneError as error:
             # Past the end of this driver's enum. At the very first value it means a structure version it lacks.
             if value == 0:
                 raise NotSupportedError(error.call, gpu_uuid, error.code, _TOO_OLD) from error
             return
+        if info is not None:
+            yield info
 
 
 def _profile(calls: Calls, handle: Handle, gpu_uuid: str, info: Any) -> Profile:
     name = text(info.name).removeprefix("MIG ").strip()
     if not name:
         raise NotSupportedError(_PROFILE_INFO, gpu_uuid, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, _TOO_OLD)
+    return _written(name, bytes(info), _placements(calls, handle, gpu_uuid, info.id))
+
+
+@lru_cache(maxsize=256)
+def _written(name: str, structure: bytes, placements: tuple[Placement, ...]) -> Profile:
+    """What the driver wrote as a value; GPUs that are alike, and looks after one another, share it."""
+    info = _INFO.from_buffer_copy(structure)
     return Profile(
         name=name,
         profile_id=info.id,
@@ -72,7 +83,7 @@ def _profile(calls: Calls, handle: Handle, gpu_uuid: str, info: Any) -> Profile:
         memory_mib=info.memorySizeMB,  # which counts MiB, its name notwithstanding
         engines=Engines(info.copyEngineCount, info.decoderCount, info.encoderCount, info.jpegCount, info.ofaCount),
         instance_count_max=info.instanceCount,
-        placements=_placements(calls, handle, gpu_uuid, info.id),
+        placements=placements,
     )
 
 
@@ -81,6 +92,12 @@ def _placements(calls: Calls, handle: Handle, gpu_uuid: str, profile_id: int) ->
     calls(_PLACEMENTS, gpu_uuid, handle, profile_id, None, byref(count))
     if not count.value:
         return ()
-    places = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
+    places = (_PLACEMENT * count.value)()
     calls(_PLACEMENTS, gpu_uuid, handle, profile_id, places, byref(count))
-    return tuple(sorted({Placement(p.start, p.size) for p in places[: count.value]}))
+    return _sorted_places(bytes(places), count.value)
+
+
+@lru_cache(maxsize=256)
+def _sorted_places(structures: bytes, count: int) -> tuple[Placement, ...]:
+    places = (_PLACEMENT * (len(structures) // sizeof(_PLACEMENT))).from_buffer_copy(structures)
+    return tuple(sorted({Placement(p.start, p.size) for p in places[:count]}))

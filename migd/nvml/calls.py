@@ -36,6 +36,16 @@ class Calls:
             # What pynvml raises for the process queries where the driver lacks their newest version.
             raise error_for(name, gpu_uuid, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND) from error
 
+    def where_supported(self, name: str, gpu_uuid: str, *args: Any) -> Any | None:
+        """As a call, but None for NOT_SUPPORTED, which most values of an enum are answered with."""
+        self.in_flight = name
+        try:
+            return getattr(self._library, name)(*args)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
+                return None
+            raise error_for(name, gpu_uuid, error.value) from error
+
 
 def is_gone(error: GpuError) -> bool:
     """Whether an error about an instance says only that it is gone: no such id, a dead handle, or MIG off by now."""

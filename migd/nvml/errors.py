@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import ClassVar, Final
 
 import pynvml
@@ -199,7 +200,13 @@ def error_for(call: str, gpu_uuid: str, code: int) -> GpuError:
     INVALID_ARGUMENT means a dead handle, except at creation, where handle and profile are fresh and only the place
     can be wrong. Source: nvml.h, the return codes listed at each call.
     """
+    kind, hint = _meaning(call, code)
+    return kind(call, gpu_uuid, code, hint)
+
+
+@lru_cache(maxsize=1024)
+def _meaning(call: str, code: int) -> tuple[type[GpuError], str]:
     kind = _CLASSES.get(code, GpuError)
     if (call, code) == ("nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_INVALID_ARGUMENT):
         kind = NotSupportedError
-    return kind(call, gpu_uuid, code, _HINTS_BY_CALL.get((call, code)) or _HINTS_BY_CODE.get(code, ""))
+    return kind, _HINTS_BY_CALL.get((call, code)) or _HINTS_BY_CODE.get(code, "")

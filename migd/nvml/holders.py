@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import pynvml
@@ -29,6 +29,8 @@ class Holders:
     def on(self, gi_id: int | None) -> tuple[Holder, ...]:
         """Who holds one GPU instance (None: the GPU outside every instance), by pid; the unnamed come last."""
         pids = self.by_instance.get(gi_id, frozenset())
+        if self.known and not pids:
+            return ()
         named = tuple(Holder(pid) for pid in sorted(pids) if pid)
         # A pid of 0 is a process that the driver cannot name in our pid namespace.
         return named if self.known and 0 not in pids else (*named, UNKNOWN_CLIENT)
@@ -60,11 +62,16 @@ def with_holders(instances: Iterable[SeenInstance], holders: Holders) -> tuple[S
     """The instances, each with who holds it."""
     if holders.known and not holders.by_instance:
         return tuple(instances)
-    return tuple(replace(s, holders=holders.on(s.gi_id), in_use=bool(holders.on(s.gi_id))) for s in instances)
+    return tuple(
+        SeenInstance(s.instance, s.gi_id, s.compute_instances, True, by) if (by := holders.on(s.gi_id)) else s
+        for s in instances
+    )
 
 
 def outside(instances: Iterable[SeenInstance], holders: Holders) -> tuple[Holder, ...]:
     """Who holds the GPU outside every instance: also processes of an instance that is not there (any more)."""
+    if not holders.by_instance:
+        return holders.on(None)
     there = {s.gi_id for s in instances}
     elsewhere = frozenset().union(*(pids for gi_id, pids in holders.by_instance.items() if gi_id not in there))
     return Holders({None: elsewhere}, holders.known).on(None)

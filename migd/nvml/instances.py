@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ctypes import byref, c_uint
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pynvml
 
@@ -20,6 +20,9 @@ from migd.nvml.errors import GoneError, GpuError, LostError, NotSupportedError
 INSTANCES_MAX: Final = 8
 """The driver holds at most 8 GPU instances a GPU, and 8 compute instances in one. Source: open kernel modules."""
 
+_GPU_INSTANCE: Final[Any] = pynvml.c_nvmlGpuInstance_t
+_COMPUTE_INSTANCES: Final[Any] = pynvml.c_nvmlComputeInstance_t * INSTANCES_MAX
+
 
 @dataclass(frozen=True, slots=True)
 class ComputeProfile:
@@ -29,8 +32,7 @@ class ComputeProfile:
     compute_slices: int
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):  # and no dataclass, because one is made for each instance at every look
     """A GPU instance with the handle it has right now; good until the next change on its GPU."""
 
     handle: Handle
@@ -92,10 +94,10 @@ class Instances:
         call = "nvmlGpuInstanceGetComputeInstances"
         for profile in self.compute_profiles(found):
             count = c_uint(0)
-            handles = (pynvml.c_nvmlComputeInstance_t * INSTANCES_MAX)()
+            handles = _COMPUTE_INSTANCES()
             self._calls(call, self._uuid, found.handle, profile.profile_id, handles, byref(count))
-            for position in range(min(count.value, INSTANCES_MAX)):
-                yield handles[position], profile
+            if count.value:
+                yield from ((handle, profile) for handle in handles[: min(count.value, INSTANCES_MAX)])
 
     def compute_profiles(self, found: Found) -> tuple[ComputeProfile, ...]:
         """What compute instances this GPU instance offers, in the driver's order; it must exist to be asked."""
@@ -114,34 +116,31 @@ class Instances:
         call = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
         raise NotSupportedError(call, self._uuid, pynvml.NVML_ERROR_NOT_SUPPORTED, hint)
 
-    def _handles(self, profile: Profile) -> Iterator[Handle]:
+    def _handles(self, profile: Profile) -> list[Handle]:
         # The driver writes as many as there are and checks no size. The A30 has reported too small an instanceCount.
         room = max(profile.instance_count_max, len(profile.placements), INSTANCES_MAX)
         count = c_uint(0)
-        handles = (pynvml.c_nvmlGpuInstance_t * room)()
+        handles = (_GPU_INSTANCE * room)()
         self._calls("nvmlDeviceGetGpuInstances", self._uuid, self._device, profile.profile_id, handles, byref(count))
-        for position in range(min(count.value, room)):
-            yield handles[position]
+        return handles[: min(count.value, room)] if count.value else []
 
     def _found(self, handle: Handle, profile: Profile) -> Found:
         info = self._calls("nvmlGpuInstanceGetInfo", self._uuid, handle)
         its_profile = self._board.by_id(info.profileId) or profile
-        return Found(handle, info.id, its_profile, Placement(info.placement.start, info.placement.size))
+        place = info.placement
+        return Found(handle, info.id, its_profile, Placement(place.start, place.size))
 
     def _read_compute_profiles(self, gpu_instance: Handle) -> Iterator[ComputeProfile]:
         call = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
         engines = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
         for value in range(ENUM_MAX):
             try:
-                info = self._calls(call, self._uuid, gpu_instance, value, engines)
-            except NotSupportedError as error:
-                if error.code != pynvml.NVML_ERROR_NOT_SUPPORTED:
-                    raise
+                info = self._calls.where_supported(call, self._uuid, gpu_instance, value, engines)
             except GoneError:
                 if value == 0:
                     raise  # not the end of the enum: the handle is dead
                 return
-            else:
+            if info is not None:
                 yield ComputeProfile(info.id, info.sliceCount)
 
     def _seen(self, found: Found) -> SeenInstance:
@@ -158,12 +157,13 @@ class Instances:
     def _mig_uuid(self, gi_id: int, info: Any) -> str | None:
         """The UUID of the MIG device that a compute instance is; None where the driver would not tell.
 
-        nvml.h calls info.device the parent, while in practice it is the MIG device: hence the check.
+        nvml.h calls info.device the parent, while in practice it is the MIG device: hence the check, which the UUID
+        allows, so that nothing more is asked of each instance at every look.
         """
         try:
-            # A c_uint object comes back, which equals no int.
-            if self._calls("nvmlDeviceIsMigDeviceHandle", self._uuid, info.device).value:
-                return text(self._calls("nvmlDeviceGetUUID", self._uuid, info.device))
+            uuid = text(self._calls("nvmlDeviceGetUUID", self._uuid, info.device))
+            if uuid.startswith("MIG-"):
+                return uuid
         except LostError:
             raise
         except (GoneError, NotSupportedError):

@@ -141,6 +141,12 @@ def compute_profiles(gpu_slices: int) -> tuple[ComputeProfile, ...]:
 
 
 @cache
+def compute_profiles_by_id(gpu_slices: int) -> Mapping[int, ComputeProfile]:
+    """As `compute_profiles`, by numeric profile id."""
+    return {profile.profile_id: profile for profile in compute_profiles(gpu_slices)}
+
+
+@cache
 def durations() -> Mapping[str, float]:
     """Seconds of the operations with no published figure: mode changes and reset. Invented."""
     found: dict[str, float] = _read("overlay.yaml")["invented"]["durations_s"]
@@ -159,6 +165,8 @@ def with_variant(model: Model, names: Mapping[str, str], memory: int, dropped: f
     names: profile name -> name shown instead. memory: 1 takes each profile's first memory variant, 2 its second.
     dropped: "profile@start" places that this board does not have.
     """
+    if not (names or memory or dropped):
+        return model
     profiles = tuple(
         replace(
             p,

@@ -7,16 +7,16 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import pynvml
 
 from migd.sim import faults, processes
-from migd.sim.catalog import Model, models, with_variant
+from migd.sim.catalog import Model, SimProfile, models, with_variant
 from migd.sim.errors import HangError, SimulatedCrash
 from migd.sim.filing import MachineFile
-from migd.sim.machine import NEVER, Gpu, Machine
+from migd.sim.machine import NEVER, ArmedFault, Gpu, Machine
 
 T = TypeVar("T")
 CALLS_KEPT: Final = 20_000
@@ -29,6 +29,18 @@ class Call(NamedTuple):
     name: str
     gpu: int | None
     outcome: str
+
+
+class Offer(NamedTuple):
+    """What a GPU offers, until a switch changes that. by_id, by_enum: its profiles by these.
+
+    structures: bytes of structures that tell of it, kept by who fills them.
+    """
+
+    model: Model
+    by_id: dict[int, SimProfile]
+    by_enum: dict[int, SimProfile]
+    structures: dict[tuple[object, ...], bytes]
 
 
 class Timekeeper(Protocol):
@@ -60,29 +72,38 @@ class Core:
         self.calls: deque[Call] = deque(maxlen=CALLS_KEPT)
         self._file = file
         self._lock = threading.RLock()
+        self._acquire, self._release = self._lock.acquire, self._lock.release
         self._mine = threading.local()
         self._spent_s = 0.0
         self._stirred = False
-        self._offers: dict[tuple[str, frozenset[str]], tuple[Model, dict[int, Any]]] = {}
+        self._watched: list[ArmedFault] | None = None  # for which faults _by_call was made
+        self._watching = 0
+        self._by_call: dict[str, list[ArmedFault]] = {}
+        self._offers: dict[str | tuple[str, frozenset[str]], Offer] = {}
 
     # ---- one action
 
     def enter(self) -> Machine:
         """Begin an action: the machine as it is now, with all that was due by now done."""
-        self._lock.acquire()
-        self._stirred = False
-        try:
-            if self._file is not None:
-                self._read()
-            machine = self.machine
-            if machine.next_at_s < NEVER and machine.next_at_s <= self.now_s():
-                self._stirred = True
-                processes.settle(machine, self.now_s())
-        except BaseException:
-            self._lock.release()
-            raise
+        self._acquire()
+        if self._file is not None or self.machine.next_at_s < NEVER:
+            try:
+                self._catch_up()
+            except BaseException:
+                self._release()
+                raise
         self._spent_s = 0.0
         return self.machine
+
+    def _catch_up(self) -> None:
+        """What others changed in the file, and what was due by now."""
+        self._stirred = False
+        if self._file is not None:
+            self._read()
+        machine = self.machine
+        if machine.next_at_s < NEVER and machine.next_at_s <= self.now_s():
+            self._stirred = True
+            processes.settle(machine, self.now_s())
 
     def leave(
         self, client: int, name: str, gpu: Gpu | None, error: BaseException | None, *, query: bool = False
@@ -101,8 +122,8 @@ class Core:
             if self._file is not None:
                 self._file.unlock()
             spent = self._spent_s
-            self._lock.release()
-        if isinstance(error, Hung):
+            self._release()
+        if error is not None and isinstance(error, Hung):
             self.pass_time(None, name)
         elif spent and not isinstance(error, SimulatedCrash):
             self.pass_time(spent, name)
@@ -117,9 +138,30 @@ class Core:
 
     def faults(self, name: str, gpu: Gpu | None, when: str) -> bool:
         """Let the faults due at this point of a call happen; True where its effect is to be skipped."""
+        return self.strike(self.concerning(name, gpu), name, when)
+
+    def concerning(self, name: str, gpu: Gpu | None) -> Sequence[ArmedFault]:
+        """The faults that a call is counted on; gpu: the one that it is about, if any."""
+        armed = self.machine.faults
+        if self._watched is not armed or self._watching != len(armed):
+            self.rearm()
+        found = self._by_call.get(name)
+        if found is None:
+            found = self._by_call[name] = [fault for fault in armed if faults.matches(fault.call, name)]
+        return found and [f for f in found if f.gpu is None or (gpu is not None and f.gpu == gpu.index)]
+
+    def rearm(self) -> None:
+        """Other faults are armed than before."""
+        self._watched, self._watching = self.machine.faults, len(self.machine.faults)
+        self._by_call.clear()
+
+    def strike(self, armed: Sequence[ArmedFault], name: str, when: str) -> bool:
+        """As `faults`, with those that concern the call."""
+        firing = faults.due(armed, when) if armed else None
+        if not firing:
+            return False
         skip = False
-        firing = faults.due(self.machine.faults, name, None if gpu is None else gpu.index, when)
-        if firing and self._file is not None:
+        if self._file is not None:
             self._file.write(self.machine)  # counted before it fires: a killed process must not meet it again
         for fault in firing:
             if fault.action == "error":
@@ -209,24 +251,25 @@ class Core:
 
     def offer(self, gpu: Gpu) -> Model:
         """The GPU's model as its driver and board show it."""
-        return self._offer(gpu)[0]
+        return self.offered(gpu).model
 
     def profile(self, gpu: Gpu, profile_id: int) -> Any:
         """The GPU's profile with this numeric id, or None."""
-        return self._offer(gpu)[1].get(profile_id)
+        return self.offered(gpu).by_id.get(profile_id)
 
     def forget_offers(self) -> None:
         """A switch changed: what GPUs offer is worked out anew."""
         self._offers.clear()
 
-    def _offer(self, gpu: Gpu) -> tuple[Model, dict[int, Any]]:
+    def offered(self, gpu: Gpu) -> Offer:
+        """What `offer` and `profile` answer from, and a place to keep what is made of it."""
         fewer = gpu.switches.fewer_placements
-        key = (gpu.key, frozenset(fewer) if fewer else _NONE)
+        key = (gpu.key, frozenset(fewer)) if fewer else gpu.key
         found = self._offers.get(key)
         if found is None:
             switches = self.machine.switches
-            model = with_variant(models()[gpu.key], switches.names, switches.memory_variant, key[1])
-            found = self._offers[key] = (model, model.by_id())
+            model = with_variant(models()[gpu.key], switches.names, switches.memory_variant, frozenset(fewer))
+            found = self._offers[key] = Offer(model, model.by_id(), {p.enum: p for p in reversed(model.profiles)}, {})
         return found
 
     def _read(self) -> None:
@@ -242,9 +285,6 @@ class Core:
         except BaseException:
             self._file.unlock()
             raise
-
-
-_NONE: Final[frozenset[str]] = frozenset()
 
 
 def _outcome(error: BaseException | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pynvml
 
 from migd.sim import placing, processes
-from migd.sim.catalog import ComputeProfile, Place, SimProfile, compute_profiles, durations
+from migd.sim.catalog import ComputeProfile, Place, SimProfile, compute_profiles_by_id, durations
 from migd.sim.core import Core
 from migd.sim.faults import matches
 from migd.sim.machine import ComputeInstance, Event, Gpu, GpuInstance, Machine, derived_uuid
@@ -137,7 +137,7 @@ def require_mig(core: Core, gpu: Gpu) -> None:
 
 def gpu_profile(core: Core, gpu: Gpu, profile_id: int) -> SimProfile:
     """The profile with this numeric id; INVALID_ARGUMENT where this GPU has none such [12]."""
-    profile: SimProfile | None = core.profile(gpu, profile_id)
+    profile = core.offered(gpu).by_id.get(profile_id)
     if profile is None:
         raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return profile
@@ -190,16 +190,11 @@ def destroy_gi(core: Core, gpu: Gpu, instance: GpuInstance) -> None:
 # ---- compute instances
 
 
-def ci_profiles(core: Core, gpu: Gpu, instance: GpuInstance) -> tuple[ComputeProfile, ...]:
-    """The compute instance profiles that this GPU instance offers."""
-    return compute_profiles(gpu_profile(core, gpu, instance.profile_id).slices)
-
-
 def ci_profile(core: Core, gpu: Gpu, instance: GpuInstance, profile_id: int) -> ComputeProfile:
     """The compute profile of this id; NOT_SUPPORTED where it is not offered, INVALID_ARGUMENT past the end."""
-    for profile in ci_profiles(core, gpu, instance):
-        if profile.profile_id == profile_id:
-            return profile
+    found = compute_profiles_by_id(gpu_profile(core, gpu, instance.profile_id).slices).get(profile_id)
+    if found is not None:
+        return found
     past = not 0 <= profile_id < pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT
     raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT if past else pynvml.NVML_ERROR_NOT_SUPPORTED)
 

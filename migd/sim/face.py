@@ -16,12 +16,10 @@ from migd.sim.machine import ComputeInstance, Gpu, GpuInstance, Machine
 P = ParamSpec("P")
 R = TypeVar("R")
 _FIRST_ADDRESS: Final = 0x5100_0000
-_POINTERS: Final = (
-    pynvml.c_nvmlDevice_t,
-    pynvml.c_nvmlGpuInstance_t,
-    pynvml.c_nvmlComputeInstance_t,
-    pynvml.c_nvmlEventSet_t,
-)
+_DEVICE: Final[Any] = pynvml.c_nvmlDevice_t
+_GPU_INSTANCE: Final[Any] = pynvml.c_nvmlGpuInstance_t
+_COMPUTE_INSTANCE: Final[Any] = pynvml.c_nvmlComputeInstance_t
+_POINTERS: Final = frozenset({_DEVICE, _GPU_INSTANCE, _COMPUTE_INSTANCE, pynvml.c_nvmlEventSet_t})
 PRIVILEGES: Final = ("root", "config", "monitor", "none")
 
 
@@ -43,6 +41,8 @@ class Device(NamedTuple):
 
 
 _NO_DEVICE: Final[Any] = Device(None)  # type: ignore[arg-type]
+_device: Final[Callable[[tuple[Any, ...]], Device]] = functools.partial(tuple.__new__, Device)
+"""Device(*fields) at half the price: a named tuple's own constructor is a Python function, and this is every call."""
 _ACCEPTS: Final = {"gpu": ("gpu",), "device": ("gpu", "mig"), "gi": ("gi",), "ci": ("ci",)}
 
 
@@ -55,45 +55,40 @@ class Face:
         self._pid = pid
         self._privilege = privilege
         self._targets: dict[bytes, Target] = {}  # by the bytes of the pointer that is the handle
-        self._addresses: dict[Target, bytes] = {}
+        self._addresses: dict[tuple[str, str, int, int], bytes] = {}  # by the fields of the target
         self._next_address = _FIRST_ADDRESS
         self._session = 0
 
     # ---- handles
 
-    def _pointer(self, target: Target, kind: Any) -> Any:
+    def _pointer(self, target: tuple[str, str, int, int], kind: Any) -> Any:
+        """A handle to a target, given as its fields."""
         address = self._addresses.get(target)
         if address is None:
             address = self._addresses[target] = bytes(ctypes.c_void_p(self._next_address))
-            self._targets[address] = target
+            self._targets[address] = Target(*target)
             self._next_address += 64
         return kind.from_buffer_copy(address)
 
     def _device_pointer(self, gpu: Gpu) -> Any:
-        return self._pointer(Target("gpu", gpu.uuid, 0, gpu.generation), pynvml.c_nvmlDevice_t)
+        return self._pointer(("gpu", gpu.uuid, 0, gpu.generation), _DEVICE)
 
     def _gi_pointer(self, gpu: Gpu, instance: GpuInstance) -> Any:
-        return self._pointer(Target("gi", gpu.uuid, instance.gi_id, instance.serial), pynvml.c_nvmlGpuInstance_t)
+        return self._pointer(("gi", gpu.uuid, instance.gi_id, instance.serial), _GPU_INSTANCE)
 
     def _ci_pointer(self, gpu: Gpu, instance: GpuInstance, compute: ComputeInstance) -> Any:
-        return self._pointer(Target("ci", gpu.uuid, instance.gi_id, compute.serial), pynvml.c_nvmlComputeInstance_t)
+        return self._pointer(("ci", gpu.uuid, instance.gi_id, compute.serial), _COMPUTE_INSTANCE)
 
     def _mig_pointer(self, gpu: Gpu, instance: GpuInstance, compute: ComputeInstance) -> Any:
-        return self._pointer(Target("mig", gpu.uuid, instance.gi_id, compute.serial), pynvml.c_nvmlDevice_t)
+        return self._pointer(("mig", gpu.uuid, instance.gi_id, compute.serial), _DEVICE)
 
     def _target(self, handle: Any) -> Target:
-        if not isinstance(handle, _POINTERS):
+        if type(handle) not in _POINTERS:
             raise ctypes.ArgumentError(f"{type(handle).__name__} is no NVML handle")
         target = self._targets.get(bytes(handle))
         if target is None:
             raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return target
-
-    def _gpu(self, target: Target) -> Gpu:
-        for gpu in self._core.machine.gpus:
-            if gpu.uuid == target.uuid:
-                return gpu
-        raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     def _stale(self, machine: Machine, uuid: str) -> Gpu | None:
         """The GPU as this session first saw it, where old sessions see old devices [48]."""
@@ -101,16 +96,12 @@ class Face:
             return None
         return next((gpu for gpu in machine.clients[self._client].view if gpu.uuid == uuid), None)
 
-    def _find(self, gpu: Gpu, target: Target) -> Device:
-        """What a live handle denotes; INVALID_ARGUMENT for one whose instance is gone [52]."""
-        if target.kind == "gpu":
-            if target.serial != gpu.generation:
-                raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-            return Device(gpu)
-        found = _among(gpu, target)
-        if found is None and target.kind == "mig":
+    def _find(self, gpu: Gpu, kind: str, gi_id: int, serial: int) -> Device:
+        """What the live handle of an instance denotes; INVALID_ARGUMENT for one that is gone [52]."""
+        found = _among(gpu, kind, gi_id, serial)
+        if found is None and kind == "mig":
             view = self._stale(self._core.machine, gpu.uuid)
-            found = None if view is None else _among(view, target)
+            found = None if view is None else _among(view, kind, gi_id, serial)
         if found is None:
             raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return found
@@ -121,21 +112,22 @@ class Face:
         if held not in ("root", privilege):
             raise refusal(pynvml.NVML_ERROR_NO_PERMISSION)
 
-    def _symbol(self, name: str) -> None:
-        """FUNCTION_NOT_FOUND where the library lacks this C symbol."""
-        if name in self._core.machine.switches.missing_symbols:
+    def _symbol(self, name: str, version: str) -> None:
+        """FUNCTION_NOT_FOUND where the library lacks this version of a C symbol."""
+        missing = self._core.machine.switches.missing_symbols
+        if missing and name + version in missing:
             raise refusal(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
 
-def _among(gpu: Gpu, target: Target) -> Device | None:
+def _among(gpu: Gpu, kind: str, gi_id: int, serial: int) -> Device | None:
     for instance in gpu.instances:
-        if instance.gi_id != target.gi_id:
+        if instance.gi_id != gi_id:
             continue
-        if target.kind == "gi":
-            return Device(gpu, instance) if instance.serial == target.serial else None
+        if kind == "gi":
+            return _device((gpu, instance, None)) if instance.serial == serial else None
         for compute in instance.compute:
-            if compute.serial == target.serial:
-                return Device(gpu, instance, compute)
+            if compute.serial == serial:
+                return _device((gpu, instance, compute))
     return None
 
 
@@ -173,25 +165,35 @@ def call(
                     raise refusal(pynvml.NVML_ERROR_UNINITIALIZED)
                 device = _NO_DEVICE
                 if kind:
-                    target = self._target(args[0])
-                    gpu = self._gpu(target)
+                    of, uuid, gi_id, serial = self._target(args[0])
+                    for gpu in machine.gpus:
+                        if gpu.uuid == uuid:
+                            break
+                    else:
+                        gpu = None
+                        raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
                     args = args[1:]
                     if gpu.lost:
                         raise refusal(pynvml.NVML_ERROR_GPU_IS_LOST)
-                skip = bool(machine.faults) and core.faults(name, gpu, "before")
-                if kind:
-                    assert gpu is not None
-                    if target.kind not in accepted:
+                armed = core.concerning(name, gpu) if machine.faults else None
+                skip = core.strike(armed, name, "before") if armed else False
+                if gpu is not None:
+                    if of not in accepted:
                         raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-                    device = self._find(gpu, target)
-                    if privileged:
+                    if of != "gpu":
+                        device = self._find(gpu, of, gi_id, serial)
+                    elif serial == gpu.generation:
+                        device = _device((gpu, None, None))
+                    else:
+                        raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+                    if privileged and (self._privilege != "root" or switches.no_permission):
                         self._require(privilege)
                 if skip and changes:
                     result = skipped(self, name, device, machine)
                 else:
                     result = body(self, device, *args, **keywords)
-                if machine.faults:
-                    core.faults(name, gpu, "after")
+                if armed:
+                    core.strike(armed, name, "after")
             except BaseException as error:
                 core.leave(self._pid, name, gpu, error, query=query)
                 raise
@@ -207,10 +209,8 @@ def skipped(face: Face, name: str, device: Device, machine: Machine) -> Any:
     """What a call answers that says success and did nothing: a status of 0, or a handle to what is not there."""
     if "Create" in name and device.instance is not None:
         return face._pointer(  # noqa: SLF001
-            Target("ci", device.gpu.uuid, device.instance.gi_id, machine.take_serial()), pynvml.c_nvmlComputeInstance_t
+            ("ci", device.gpu.uuid, device.instance.gi_id, machine.take_serial()), _COMPUTE_INSTANCE
         )
     if "Create" in name:
-        return face._pointer(  # noqa: SLF001
-            Target("gi", device.gpu.uuid, 0, machine.take_serial()), pynvml.c_nvmlGpuInstance_t
-        )
+        return face._pointer(("gi", device.gpu.uuid, 0, machine.take_serial()), _GPU_INSTANCE)  # noqa: SLF001
     return pynvml.NVML_SUCCESS

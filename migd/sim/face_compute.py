@@ -9,6 +9,7 @@ from typing import Any
 import pynvml
 
 from migd.sim import driver
+from migd.sim.catalog import ComputeProfile, SimProfile
 from migd.sim.driver import refusal
 from migd.sim.face import Device, call
 from migd.sim.face_mig import Mig, _fill_handles, _fill_places, _gi, _place
@@ -25,16 +26,19 @@ class Compute(Mig):
         """The compute profile with this enum value: NOT_SUPPORTED where not offered, INVALID_ARGUMENT past the end."""
         if version not in (1, 2):
             raise refusal(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        self._symbol("nvmlGpuInstanceGetComputeInstanceProfileInfo" + ("V" if version == 2 else ""))
+        self._symbol("nvmlGpuInstanceGetComputeInstanceProfileInfo", "V" if version == 2 else "")
         if engProfile != pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED:
             raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         found = driver.ci_profile(self._core, device.gpu, _gi(device), profile)
         parent = driver.gpu_profile(self._core, device.gpu, _gi(device).profile_id)
-        info: Any = (
-            pynvml.c_nvmlComputeInstanceProfileInfo_v2_t()
-            if version == 2
-            else pynvml.c_nvmlComputeInstanceProfileInfo_t()
+        prefix = "MIG " if self._core.machine.switches.name_prefix else ""
+        kind = (
+            pynvml.c_nvmlComputeInstanceProfileInfo_v2_t if version == 2 else pynvml.c_nvmlComputeInstanceProfileInfo_t
         )
+        key = (kind, parent.profile_id, profile, prefix)
+        return self._prepared(device.gpu, key, lambda: self._new_compute_info(found, parent, prefix, kind()))
+
+    def _new_compute_info(self, found: ComputeProfile, parent: SimProfile, prefix: str, info: Any) -> Any:
         info.id, info.sliceCount, info.instanceCount = found.profile_id, found.slices, found.count_max
         info.multiprocessorCount = parent.ci_sm[found.slices]
         (
@@ -44,9 +48,8 @@ class Compute(Mig):
             info.sharedJpegCount,
             info.sharedOfaCount,
         ) = parent.engines
-        if version == 2:
+        if hasattr(info, "name"):
             narrow = "" if found.slices == parent.slices else f"{found.slices}c."
-            prefix = "MIG " if self._core.machine.switches.name_prefix else ""
             info.name = f"{prefix}{narrow}{parent.name}"
         return info
 
@@ -99,8 +102,7 @@ class Compute(Mig):
         """Fill the caller's array with the compute instances of this profile."""
         instance = _gi(device)
         driver.ci_profile(self._core, device.gpu, instance, profileId)
-        found = [c for c in instance.compute if c.profile_id == profileId]
-        handles = [self._ci_pointer(device.gpu, instance, c) for c in found]
+        handles = [self._ci_pointer(device.gpu, instance, c) for c in instance.compute if c.profile_id == profileId]
         return _fill_handles(handles, computeInstancesRef, countRef)
 
     @call("gi", privilege="config")

@@ -4,17 +4,24 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import pynvml
 
 from migd.sim import driver, placing
-from migd.sim.catalog import Model, SimProfile
+from migd.sim.catalog import SimProfile
 from migd.sim.driver import refusal
 from migd.sim.errors import SimulationError
 from migd.sim.face import Device, call
 from migd.sim.face_system import System
 from migd.sim.machine import Gpu, GpuInstance
+
+_ARRAY = ctypes.Array
+_BYREF = type(ctypes.byref(ctypes.c_uint()))
+_POINTER = ctypes._Pointer  # noqa: SLF001  (its only name)
+_PLACEMENT: Any = pynvml.c_nvmlGpuInstancePlacement_t
+_INSTANCE_INFO: Any = pynvml.c_nvmlGpuInstanceInfo_t
 
 
 def target_of(reference: Any, kind: Any) -> Any:
@@ -22,10 +29,10 @@ def target_of(reference: Any, kind: Any) -> Any:
 
     A bare structure would go to C by value and be wrong there.
     """
-    if reference is None:
-        return None
-    found = getattr(reference, "_obj", reference)
-    if isinstance(found, ctypes._Pointer):  # noqa: SLF001  (ctypes.pointer() instead of byref())
+    if reference is None or isinstance(reference, _ARRAY):
+        return reference
+    found: Any = getattr(reference, "_obj") if type(reference) is _BYREF else reference  # noqa: B009  (typeshed lacks it)
+    if isinstance(found, _POINTER):  # ctypes.pointer() instead of byref()
         found = found.contents
     if found is reference and isinstance(found, kind):
         raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -58,15 +65,15 @@ class Mig(System):
         """The profile with this *enum* value [11]. version 2 has the name; 1 has not."""
         if version not in (1, 2):
             raise refusal(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        self._symbol("nvmlDeviceGetGpuInstanceProfileInfo" + ("V" if version == 2 else ""))
+        self._symbol("nvmlDeviceGetGpuInstanceProfileInfo", "V" if version == 2 else "")
         switches = self._core.machine.switches
-        model = self._listing(device.gpu)
+        self._listing(device.gpu)
         if not 0 <= profile < min(switches.enum_end, pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):  # [55]
             raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        for found in model.profiles:
-            if found.enum == profile:
-                return self._profile_info(device.gpu, found, version)
-        raise refusal(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        found = self._core.offered(device.gpu).by_enum.get(profile)
+        if found is None:
+            raise refusal(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return self._profile_info(device.gpu, found, version)
 
     nvmlDeviceGetGpuInstanceProfileInfoV = nvmlDeviceGetGpuInstanceProfileInfo
 
@@ -78,14 +85,26 @@ class Mig(System):
 
     nvmlDeviceGetGpuInstanceProfileInfoByIdV = nvmlDeviceGetGpuInstanceProfileInfoById
 
-    def _listing(self, gpu: Gpu) -> Model:
-        model = self._core.offer(gpu)
-        if not model.mig or not (gpu.mig or self._core.machine.switches.profiles_while_off):  # [13]
+    def _listing(self, gpu: Gpu) -> None:
+        """NOT_SUPPORTED where the driver lists no profiles of this GPU now."""
+        if not self._core.offer(gpu).mig or not (gpu.mig or self._core.machine.switches.profiles_while_off):  # [13]
             raise refusal(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return model
 
     def _profile_info(self, gpu: Gpu, profile: SimProfile, version: int) -> Any:
-        info = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t() if version == 2 else pynvml.c_nvmlGpuInstanceProfileInfo_t()
+        switches = self._core.machine.switches
+        kind = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t if version == 2 else pynvml.c_nvmlGpuInstanceProfileInfo_t
+        key = (kind, profile.profile_id, switches.a30_wrong_count, switches.name_prefix)
+        return self._prepared(gpu, key, lambda: self._new_profile_info(gpu, profile, kind()))
+
+    def _prepared(self, gpu: Gpu, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """A structure as `make` makes it, filled once while what the GPU offers lasts. key: its kind and what for."""
+        structures = self._core.offered(gpu).structures
+        found = structures.get(key)
+        if found is None:
+            found = structures[key] = bytes(make())
+        return key[0].from_buffer_copy(found)
+
+    def _new_profile_info(self, gpu: Gpu, profile: SimProfile, info: Any) -> Any:
         switches = self._core.machine.switches
         info.id, info.isP2pSupported, info.sliceCount = profile.profile_id, 0, profile.slices
         info.instanceCount = profile.count_max
@@ -93,7 +112,7 @@ class Mig(System):
             info.instanceCount = profile.count_max + 1
         info.multiprocessorCount, info.memorySizeMB = profile.sm, profile.memory_mib
         info.copyEngineCount, info.decoderCount, info.encoderCount, info.jpegCount, info.ofaCount = profile.engines
-        if version == 2:
+        if hasattr(info, "name"):
             info.name = ("MIG " if switches.name_prefix else "") + profile.name
         return info
 
@@ -140,10 +159,13 @@ class Mig(System):
     @call("gpu", privilege="config")
     def nvmlDeviceGetGpuInstances(self, device: Device, profileId: int, gpuInstancesRef: Any, countRef: Any) -> int:
         """Fill the caller's array with the instances of this profile."""
-        driver.require_mig(self._core, device.gpu)
-        driver.gpu_profile(self._core, device.gpu, profileId)
-        found = [i for i in device.gpu.instances if i.profile_id == profileId]
-        return _fill_handles([self._gi_pointer(device.gpu, i) for i in found], gpuInstancesRef, countRef)
+        gpu = device.gpu
+        driver.require_mig(self._core, gpu)
+        driver.gpu_profile(self._core, gpu, profileId)
+        if not gpu.instances:
+            return _fill_handles([], gpuInstancesRef, countRef)
+        handles = [self._gi_pointer(gpu, i) for i in gpu.instances if i.profile_id == profileId]
+        return _fill_handles(handles, gpuInstancesRef, countRef)
 
     @call("gpu", privilege="config")
     def nvmlDeviceGetGpuInstanceById(self, device: Device, gpuInstanceId: int) -> Any:
@@ -158,11 +180,11 @@ class Mig(System):
     def nvmlGpuInstanceGetInfo(self, device: Device) -> Any:
         """Parent, id, numeric profile id and placement."""
         instance = _gi(device)
-        return pynvml.c_nvmlGpuInstanceInfo_t(
+        return _INSTANCE_INFO(
             self._device_pointer(device.gpu),
             instance.gi_id,
             instance.profile_id,
-            pynvml.c_nvmlGpuInstancePlacement_t(instance.start, instance.size),
+            _PLACEMENT(instance.start, instance.size),
         )
 
 
@@ -195,14 +217,15 @@ def _fill_places(places: Any, array: Any, count: Any, kind: Any) -> int:
 
 
 def _fill_handles(handles: list[Any], array: Any, count: Any) -> int:
-    counter, target = target_of(count, ()), target_of(array, ())
-    if counter is None or (target is None and handles):
+    counter = target_of(count, ())
+    target: Any = target_of(array, ()) if handles else ()
+    if counter is None or target is None:
         raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    if handles and len(target) < len(handles):
+    if len(target) < len(handles):
         raise SimulationError(
             f"an array of {len(target)} handles for {len(handles)} instances: a real driver writes past its end"
         )
-    for at, handle in enumerate(handles):
-        target[at] = handle
+    if handles:
+        target[: len(handles)] = handles
     counter.value = len(handles)
     return int(pynvml.NVML_SUCCESS)

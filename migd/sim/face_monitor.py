@@ -3,17 +3,33 @@
 # ruff: noqa: N802, N803, N815  (names are pynvml's own)
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import pynvml
 
 from migd.sim import driver, processes
 from migd.sim.driver import refusal
-from migd.sim.face import Device, Target, call
+from migd.sim.face import Device, call
 from migd.sim.face_compute import Compute
+from migd.sim.machine import Gpu
 
 _TURING = 6
+_FIELD_VALUE: Any = pynvml.c_nvmlFieldValue_t
 _PLAIN = ("nvmlExceptionClass", "nvmlStructToFriendlyObject", "nvmlFriendlyObjectToStruct")
+
+
+@lru_cache(maxsize=256)
+def _field_value(field: int, scope: int, known: int | None) -> bytes:
+    """The structure of a field's value, but for its time; NOT_SUPPORTED where none is known."""
+    value = _FIELD_VALUE()
+    value.fieldId, value.scopeId = field, scope
+    if known is None:
+        value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+    else:
+        value.valueType, value.nvmlReturn = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, pynvml.NVML_SUCCESS
+        value.value.uiVal = known
+    return bytes(value)
 
 
 class Monitor(Compute):
@@ -138,26 +154,23 @@ class Monitor(Compute):
     @call("device")
     def nvmlDeviceGetFieldValues(self, device: Device, fieldIds: Any) -> Any:
         """An array of c_nvmlFieldValue_t; each has its own nvmlReturn. Known here: 184, 199, 230."""
-        gpu = device.gpu
-        model = self._core.offer(gpu)
-        known = {
-            pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED: int(model.mig and model.resetless),
-            pynvml.NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE: int(
-                model.mig and self._core.machine.switches.profiles_while_off
-            ),
-            pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: gpu.switches.recovery_action,
-        }
-        values = (pynvml.c_nvmlFieldValue_t * len(fieldIds))()
-        for value, wanted in zip(values, fieldIds, strict=True):
-            value.fieldId, value.scopeId = wanted if isinstance(wanted, tuple) else (wanted, 0)
+        wanted = [w if isinstance(w, tuple) else (w, 0) for w in fieldIds]
+        told = [_field_value(field, scope, self._field(device.gpu, field)) for field, scope in wanted]
+        values = (_FIELD_VALUE * len(told)).from_buffer_copy(b"".join(told))
+        for value in values:
             value.timestamp = int(self._core.now_s() * 1e6)
-            if value.fieldId in known:
-                value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
-                value.nvmlReturn = pynvml.NVML_SUCCESS
-                value.value.uiVal = known[value.fieldId]
-            else:
-                value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
         return values
+
+    def _field(self, gpu: Gpu, field: int) -> int | None:
+        match field:
+            case pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION:
+                return gpu.switches.recovery_action
+            case pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED:
+                model = self._core.offer(gpu)
+                return int(model.mig and model.resetless)
+            case pynvml.NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE:
+                return int(self._core.offer(gpu).mig and self._core.machine.switches.profiles_while_off)
+        return None
 
     # ---- events
 
@@ -166,7 +179,7 @@ class Monitor(Compute):
         """An empty event set; it hears what happens from now on."""
         number = len(self._sets) + 1
         self._sets[number] = (self._core.machine.next_event, {})
-        return self._pointer(Target("set", "", 0, number), pynvml.c_nvmlEventSet_t)
+        return self._pointer(("set", "", 0, number), pynvml.c_nvmlEventSet_t)
 
     @call("device")
     def nvmlDeviceGetSupportedEventTypes(self, device: Device) -> int:

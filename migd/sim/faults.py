@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -64,11 +65,11 @@ def _check_call(glob: str) -> None:
 _CALLS: Final = sorted(name for name, found in vars(pynvml).items() if name.startswith("nvml") and callable(found))
 
 
-def due(armed: list[ArmedFault], name: str, gpu: int | None, when: str) -> list[ArmedFault]:
-    """The faults that fire at this call; counts it on every fault that it matches."""
+def due(armed: Sequence[ArmedFault], when: str) -> list[ArmedFault]:
+    """Of the faults that concern a call those that fire at this point of it; counts it on every fault of this point."""
     firing = []
     for fault in armed:
-        if fault.when != when or (fault.gpu is not None and fault.gpu != gpu) or not matches(fault.call, name):
+        if fault.when != when:
             continue
         fault.seen += 1
         if fault.seen >= fault.nth and (fault.times == 0 or fault.fired < fault.times):

@@ -344,10 +344,12 @@ class SimHost:
     def inject(self, *armed: Fault) -> None:
         """Arm faults; each counts the calls from now on."""
         self._core.change(lambda machine: machine.faults.extend(fault.arm() for fault in armed))
+        self._core.rearm()
 
     def clear_faults(self) -> None:
         """Disarm all faults."""
         self._core.change(lambda machine: machine.faults.clear())
+        self._core.rearm()
 
     def switch(self, name: str, value: Any, gpu: int | None = None) -> None:
         """Set a switch; for one of a GPU, on this one or on all. SimulationError for a wrong name or value."""

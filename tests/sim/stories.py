@@ -22,7 +22,7 @@ from migd.agent.records import AS_WISHED, GpuRecord, Outcome, Record
 from migd.agent.running import Progress
 from migd.mig.geometry import Counts, GpuInstance, Layout, by_start
 from migd.mig.profiles import Placement
-from migd.mig.table import Table, table_of
+from migd.mig.table import PlacementSet, Table, table_of
 from migd.plans.plan import GpuSelector, InstanceRule, Rule
 from migd.sim import placing
 from migd.sim.catalog import compute_profiles, models
@@ -37,9 +37,9 @@ SPECS: Final = (
     "a30",
     "h100-sxm-80gb",
     "rtx-pro-6000-blackwell",
-    "2xa100-40gb",
+    "2xa30",
     "h200,a30",
-    "a100-80gb,l40s",
+    "a100-40gb,l40s",
 )
 MUTATORS: Final = (
     "nvmlDeviceSetMigMode",
@@ -333,11 +333,17 @@ def _some_wish(dice: random.Random, table: Table, stay: frozenset[GpuInstance]) 
         return Rule(gpus=EVERY, mig="Disabled"), None
     held = table.bits_of(stay)
     assert held is not None
-    chosen = dice.choice([s for s in table.sets if not held & ~s.bits])
+    chosen = dice.choice(_around(table, held))
     if dice.random() < 0.2:
         return Layout(True, table.geometry(chosen.bits)), chosen.counts
     wanted = tuple(InstanceRule(profile=name, count=number) for name, number in chosen.counts)
     return Rule(gpus=EVERY, instances=wanted, allow_empty=not wanted), chosen.counts
+
+
+@cache
+def _around(table: Table, held: int) -> tuple[PlacementSet, ...]:
+    """The sets that contain these instances, in the table's order."""
+    return tuple(s for s in table.sets if not held & ~s.bits)
 
 
 def _runnable(gpu: Gpu) -> list[Made]:

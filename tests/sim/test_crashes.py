@@ -14,6 +14,7 @@ import pytest
 from stories import Story, by_its_agent, placed, told
 from worlds import actual
 
+from migd.agent.records import Record
 from migd.mig.geometry import EMPTY, Counts, GpuInstance, Layout, counts_of
 from migd.sim.catalog import models
 
@@ -41,8 +42,9 @@ def play(story: Story) -> None:
         others.tidy_up()
         assert world.attempt(None, story.listen) == "done"
     harmless(story)
-    assert world.record().open == (), "the record is not at rest"
-    at_rest(story)
+    record = world.record()
+    assert record.open == (), "the record is not at rest"
+    at_rest(story, record)
     others.tidy_up()
     as_wished(story)
     if story.dice.random() < 0.1 and not others.theirs:
@@ -59,9 +61,9 @@ def find_all(story: Story) -> None:
         gpu.lost = False
 
 
-def at_rest(story: Story) -> None:
+def at_rest(story: Story, record: Record) -> None:
     """Nothing half done is left: the wish or the layout before, whole, and the record knows exactly what is ours."""
-    others, record, now = story.others, story.world.record(), actual(story.world.host)
+    others, now = story.others, actual(story.world.host)
     for gpu in story.world.host.snapshot().gpus:
         if gpu.uuid not in now:
             continue
@@ -89,15 +91,20 @@ def at_rest(story: Story) -> None:
 
 
 def as_wished(story: Story) -> None:
-    """Without faults the wish is met, or nothing is touched; with the reboots that it asks for."""
-    world, host = story.world, story.world.host
+    """Without faults the wish is met, or nothing is touched; with the reboots that it asks for.
+
+    By the process that has brought the record to rest, which goes on from one order to the next as a node's agent does.
+    """
+    world, host, process = story.world, story.world.host, story.world.present
     untouched = {gpu.uuid: [i.serial for i in gpu.instances] for gpu in host.snapshot().gpus}
     for _ in range(4):
-        assert world.attempt(story.order, story.listen) == "done"
-        phases = {uuid: found.phase for uuid in story.wished if (found := world.record().gpu(uuid).outcome)}
+        assert world.attempt(story.order, story.listen, process) == "done"
+        record = world.record()
+        phases = {uuid: found.phase for uuid in story.wished if (found := record.gpu(uuid).outcome)}
         if "RebootRequired" not in phases.values():
             break
         story.others.upheave("reboot")
+        process = None
     harmless(story)
     if set(phases.values()) != {"Ready"}:
         assert not story.possible, f"not as wished without faults: {phases}"
@@ -107,7 +114,7 @@ def as_wished(story: Story) -> None:
         assert _is_wished(now, story.wished[uuid]), f"said to be as wished: {now}"
         gpu = next(gpu for gpu in host.snapshot().gpus if gpu.uuid == uuid)
         ours = {placed(made, gpu.key) for made in gpu.instances if made.serial not in story.others.theirs}
-        assert world.record().gpu(uuid).owned == (now.instances if story.adopts else ours)
+        assert record.gpu(uuid).owned == (now.instances if story.adopts else ours)
 
 
 def rolled_back(story: Story) -> None:
@@ -116,7 +123,8 @@ def rolled_back(story: Story) -> None:
     host.snapshot().processes.clear()
     host.switch("vm", False)
     first = actual(host)
-    goals = {uuid: world.record().gpu(uuid).before for uuid in first}
+    record = world.record()
+    goals = {uuid: record.gpu(uuid).before for uuid in first}
     assert world.roll_back() == "done"
     second = actual(host)
     assert second == {uuid: goals[uuid] or first[uuid] for uuid in first}

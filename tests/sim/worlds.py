@@ -44,6 +44,7 @@ class World:
     host: SimHost
     store: MemoryStore = field(default_factory=MemoryStore)
     lives: int = 0
+    present: Machine | None = None
 
     def end(self) -> None:
         """The present process ends: the kernel closes what it had open."""
@@ -53,12 +54,15 @@ class World:
         """A new process of the agent's: memory is lost, and the one before has ended."""
         self.end()
         self.lives += 1
-        return simulated(self.host, self.store, PIDS_FROM + self.lives)
+        self.present = simulated(self.host, self.store, PIDS_FROM + self.lives)
+        return self.present
 
-    def attempt(self, order: Order | None, listen: Listener = lambda progress: None) -> str:
-        """One command: "done", or how it died."""
+    def attempt(
+        self, order: Order | None, listen: Listener = lambda progress: None, machine: Machine | None = None
+    ) -> str:
+        """One command: "done", or how it died. machine: of the process that does it, a new one where not given."""
         try:
-            run(self.machine(), order, listen)
+            run(machine or self.machine(), order, listen)
         except SimulatedCrash:
             return "crashed"
         except GpuError as error:
@@ -68,10 +72,11 @@ class World:
         return "done"
 
     def roll_back(self) -> str:
-        """What `migd rollback` does."""
+        """What `migd rollback` does, in one process."""
         answer = self.attempt(None)
         goals = {uuid: before for uuid, gpu in self.record().gpus.items() if (before := gpu.before) is not None}
-        return answer if answer != "done" else self.attempt(Order(f"rollback {goals}", dict(goals)))
+        again = Order(f"rollback {goals}", dict(goals))
+        return answer if answer != "done" else self.attempt(again, machine=self.present)
 
     def seen(self) -> tuple[SeenGpu, ...]:
         """The machine as an agent sees it."""

@@ -313,10 +313,6 @@ class Scripted:
         info.device = self._give(whose, pynvml.c_nvmlDevice_t)
         return info
 
-    def _nvmlDeviceIsMigDeviceHandle(self, device: Any) -> Any:
-        what = self._handles.get(cast(device, c_void_p).value or 0)
-        return c_uint(int(isinstance(what, tuple)))
-
     def _nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int:
         return 7 if self._gpu(device).current else 0
 

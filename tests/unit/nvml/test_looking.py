@@ -70,12 +70,6 @@ def test_a_mig_uuid_is_found_by_walking_where_the_driver_gives_the_parent_instea
     assert library.calls("nvmlDeviceGetMaxMigDeviceCount") == 1  # one walk serves all
 
 
-def test_a_driver_that_cannot_say_what_is_a_mig_handle_is_walked_as_well():
-    library, gpus = gpus_of(cut(whole_1g(0)))
-    library.always["nvmlDeviceIsMigDeviceHandle"] = pynvml.NVML_ERROR_NOT_SUPPORTED
-    assert gpus.look()[0].instances[0].compute_instances[0].mig_uuid == "MIG-7-0"
-
-
 def test_a_mig_uuid_that_nobody_tells_is_none_and_the_instance_is_still_seen():
     library, gpus = gpus_of(cut(whole_1g(0), device_is_mig=False))
     library.always["nvmlDeviceGetMigDeviceHandleByIndex"] = pynvml.NVML_ERROR_NOT_FOUND
@@ -316,7 +310,7 @@ def test_a_second_look_asks_only_for_what_may_have_changed():
     once = {"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMigMode", "nvmlDeviceGetFieldValues"}
     assert all(library.calls(name) == 1 for name in once)
     assert library.calls("nvmlDeviceGetGpuInstances") == len(A100)
-    per_instance = 5  # its info, its compute instances, the info, the check and the UUID of the one it has
+    per_instance = 4  # its info, its compute instances, the info and the UUID of the one it has
     assert len(library.log) == len(once) + 1 + 3 + len(A100) + 7 * per_instance
 
 
