@@ -280,6 +280,18 @@ async def test_an_operation_that_hangs_is_told_while_the_lease_lives_and_ends_th
 
 
 @virtually
+async def test_an_operation_that_hangs_ends_the_process_as_such_also_where_it_cannot_be_saved():
+    node = Node()
+    script = Script(close(), SetMode(node.uuid, True))
+    node.host.inject(Fault("nvmlDeviceSetMigMode", "hang"))
+    async with node.agent(script.mind) as agent:
+        await asyncio.sleep(60)
+        node.host.inject(Fault("record.save", "error", times=0))
+        assert isinstance(await agent.ends(), HungAgentError)
+    assert node.store.load().gpu(node.uuid).outcome is None, "it could not be saved"
+
+
+@virtually
 async def test_a_look_that_hangs_an_hour_ends_with_a_condition():
     node, script = Node("2xa100-80gb"), Script()
     async with node.agent(script.mind) as agent:

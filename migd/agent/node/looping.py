@@ -311,7 +311,10 @@ class Loop:
         """Remember and tell that an operation did not return; more cannot be done in this process."""
         record = hung(record, operation, Cause("NVMLError", str(error)))
         self._metrics.nvml_error("NVMLError")
-        await self._ports.off_loop(partial(self._ports.machine.store.save, record.lasting))
+        try:
+            await self._ports.off_loop(partial(self._ports.machine.store.save, record.lasting))
+        except RecordError as unsaved:  # what was saved before it says that the operation was begun
+            _log.warning("not saved", error=str(unsaved))
         self._reporter.tell(self._mind.told(record, seen, self._reporter.written_at))
         await self._reporter.settled(REPORT_S)
 
