@@ -233,7 +233,8 @@ class Pods:
         if pod.verdict is not None:
             self._send(pod, pod.verdict)
         metadata = pod.document["metadata"]
-        if grace_s(pod.document) is not None and time.monotonic() >= pod.confirm_at_s:
+        # with no grace at all it is being taken away already
+        if grace_s(pod.document) and time.monotonic() >= pod.confirm_at_s:
             pod.confirm_at_s = time.monotonic() + _CONFIRM_S
             path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
             now = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
