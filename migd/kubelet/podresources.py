@@ -1,11 +1,13 @@
 """The real kubelet's pod-resources API over its unix socket.
 
-Every question opens a connection of its own: a kubelet that restarts makes its socket anew, and a connection kept from
-before would wait for its backoff first. One connection and one answer take a few milliseconds.
+A connection is kept as long as the kubelet answers on it: to make one takes most of what a question costs. A kubelet
+that restarts makes its socket anew, which shows in the file, and is then connected to anew: a connection from before
+would wait for its backoff first.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -33,12 +35,15 @@ class KubeletPodResources:
 
     kubelet_dir: the kubelet's root folder, in which it makes `pod-resources/kubelet.sock`; mount that folder, not the
     socket, which is another file after each restart. Raises KubeletError at once where the path is too long to connect
-    to. timeout_s: for one question, connecting included.
+    to. timeout_s: for one question, connecting included. It belongs to the event loop that it is first asked in.
     """
 
     def __init__(self, kubelet_dir: str | Path, timeout_s: float = TIMEOUT_S) -> None:
         self._socket = Path(os.path.abspath(kubelet_dir)) / SOCKET
         self._timeout_s = timeout_s
+        self._kept: tuple[tuple[int, int], grpc.aio.Channel] | None = (
+            None  # the socket that it leads to, and the channel
+        )
         length = len(os.fsencode(self._socket))
         if length > PATH_BYTES_MAX:
             raise KubeletError(
@@ -48,20 +53,40 @@ class KubeletPodResources:
 
     async def held(self) -> tuple[PodDevices, ...]:
         """What every active pod of this node holds, by namespace, pod and resource; KubeletError with the reason."""
-        if not self._socket.exists():
+        try:
+            found = self._socket.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            await self._hang_up()
             raise KubeletError(
                 f"there is no {self._socket}: the kubelet does not run, or its folder pod-resources is not mounted here"
-            )
-        return _held(await self._list())
+            ) from None
+        return _held(await self._list((found.st_ino, found.st_ctime_ns)))
 
-    async def _list(self) -> ListPodResourcesResponse:
+    async def _list(self, socket: tuple[int, int]) -> ListPodResourcesResponse:
+        channel = await self._channel(socket)
         try:
-            async with grpc.aio.insecure_channel(f"unix:{self._socket}", _OPTIONS) as channel:
-                answer = await PodResourcesListerStub(channel).List(ListPodResourcesRequest(), timeout=self._timeout_s)
+            answer = await PodResourcesListerStub(channel).List(ListPodResourcesRequest(), timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
+            await self._hang_up()
             raise KubeletError(self._sentence(error.code(), error.details() or "")) from error
+        except asyncio.CancelledError:
+            await self._hang_up()
+            raise
         assert isinstance(answer, ListPodResourcesResponse)
         return answer
+
+    async def _channel(self, socket: tuple[int, int]) -> grpc.aio.Channel:
+        """The kept one where it leads to this socket, else a new one, which is kept."""
+        if self._kept is not None and self._kept[0] != socket:
+            await self._hang_up()
+        if self._kept is None:
+            self._kept = socket, grpc.aio.insecure_channel(f"unix:{self._socket}", _OPTIONS)
+        return self._kept[1]
+
+    async def _hang_up(self) -> None:
+        if self._kept is not None:
+            (_, channel), self._kept = self._kept, None
+            await channel.close()
 
     def _sentence(self, code: object, details: str) -> str:
         match code:

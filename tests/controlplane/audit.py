@@ -88,13 +88,21 @@ class AuditLog:
         """The requests after an earlier look."""
         return self.requests()[len(earlier) :]
 
+    def logged(self, begun: int) -> list[Request]:
+        """What is in the log by now, after so many requests: nothing is asked for it, so it may lag."""
+        self._read()
+        return self._seen[begun:]
+
     def _shows(self, mark: str, begun: int) -> bool:
+        self._read()
+        return any(mark in request.uri for request in self._seen[begun:])
+
+    def _read(self) -> None:
         with self._reading, self._path.open("rb") as file:
             file.seek(self._offset)
             whole, _, _ = file.read().rpartition(b"\n")  # a line still being written is for the next look
             self._offset += len(whole) + 1 if whole else 0
             self._seen += requests_in(whole.decode().splitlines())
-        return any(mark in request.uri for request in self._seen[begun:])
 
 
 def requests_in(lines: Iterable[str]) -> Iterable[Request]:

@@ -25,7 +25,7 @@ from migd.sim import SimHost
 from migd.sim.node_devices import Held
 
 T = TypeVar("T")
-_TICK_S: Final = 0.3
+_TICK_S: Final = 0.5
 _WATCH_S: Final = 300
 _DO_S: Final = 60.0
 

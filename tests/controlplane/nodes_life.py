@@ -233,8 +233,11 @@ class Pods:
         if pod.verdict is not None:
             self._send(pod, pod.verdict)
         metadata = pod.document["metadata"]
-        if grace_s(pod.document) is not None and time.monotonic() >= pod.confirm_at_s:
-            pod.confirm_at_s = time.monotonic() + _CONFIRM_S
+        now_s, grace = time.monotonic(), grace_s(pod.document)
+        if grace == 0 and not pod.confirm_at_s:  # it is being taken away already, unless that does not succeed
+            pod.confirm_at_s = now_s + _CONFIRM_S
+        if grace is not None and now_s >= pod.confirm_at_s:
+            pod.confirm_at_s = now_s + _CONFIRM_S
             path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
             now = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
             self._api.request("DELETE", path, {"apiVersion": "v1", "kind": "DeleteOptions", **now})

@@ -48,6 +48,7 @@ class NodeObject:
         self._status_at_s = 0.0
         self._lease_at_s = 0.0
         self._sent: tuple[Json, float] | None = None
+        self._seen: tuple[Json, float] | None = None  # the node, and when it was seen
         self._settled: tuple[str, Report, float] | None = None  # what needed no report, and until when
         self._lease: Json | None = None
         self.uid = ""
@@ -75,7 +76,7 @@ class NodeObject:
             made = self._api.get(self._path)
         self.uid = str(made.object()["metadata"]["uid"])
         self._status_at_s = self._lease_at_s = 0.0
-        self._sent = self._settled = None
+        self._sent = self._seen = self._settled = None
         self.registered = True
 
     def step(self, now_s: float, boot_id: Callable[[], str], report: Callable[[float], Report]) -> None:
@@ -102,10 +103,12 @@ class NodeObject:
         if self._settled is not None and self._settled[:2] == (boot_id, report) and now_s < self._settled[2]:
             return
         self._settled = None
-        seen = self._api.get(self._path)
-        if not seen.ok:
+        if self._seen is None or now_s >= self._seen[1] + _LOOK_S:
+            answer = self._api.get(self._path)
+            self._seen = (answer.body, now_s) if answer.ok else None
+        if self._seen is None:
             return
-        status = seen.body.get("status") or {}
+        status = self._seen[0].get("status") or {}
         capacity, allocatable = advertised(_gpus(status.get("capacity") or {}), report)
         base = {"cpu": "64", "memory": "512Gi", "ephemeral-storage": "1Ti", "pods": "250"}
         told: Json = {
@@ -120,7 +123,7 @@ class NodeObject:
         before = {c["type"]: c for c in status.get("conditions") or ()}
         ready = all(before.get(kind, {}).get("status") == value for kind, (value, _) in _WELL.items())
         if self._sent is not None and self._sent[0] == told and now_s - self._sent[1] < _REPORT_S and ready:
-            self._settled = boot_id, report, now_s + _LOOK_S
+            self._settled = boot_id, report, self._seen[1] + _LOOK_S
             return
         now = now_text()
         conditions = []
@@ -129,7 +132,9 @@ class NodeObject:
             since = old["lastTransitionTime"] if old.get("status") == value else now
             one = {"type": kind, "status": value, "reason": reason, "message": reason}
             conditions.append({**one, "lastHeartbeatTime": now, "lastTransitionTime": since})
-        if self._api.patch(f"{self._path}/status", {"status": {**told, "conditions": conditions}}, STRATEGIC).ok:
+        answer = self._api.patch(f"{self._path}/status", {"status": {**told, "conditions": conditions}}, STRATEGIC)
+        self._seen = (answer.body, now_s) if answer.ok else None
+        if answer.ok:
             self._sent = told, now_s
 
     def _info(self, boot_id: str) -> Json:

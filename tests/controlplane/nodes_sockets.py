@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+from grpc.experimental import ChannelOptions
 
 from migd.kubelet.deviceplugin_v1beta1_pb2 import (
     AllocateRequest,
@@ -41,6 +42,8 @@ POD_RESOURCES: Final = "pod-resources/kubelet.sock"
 HEALTHY: Final = "Healthy"
 _CALL_S: Final = 10.0
 _OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+_ONE_THREAD: Final = (ChannelOptions.SingleThreadedUnaryStream, 1)
+"""A stream that nothing comes on is otherwise looked at ten times a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class Plugin:
         self.resource = resource
         self._preferring = preferring
         self._heard = heard
-        self._channel = grpc.insecure_channel(f"unix:{socket}", _OPTIONS)
+        self._channel = grpc.insecure_channel(f"unix:{socket}", (*_OPTIONS, _ONE_THREAD))
         self._stub = DevicePluginStub(self._channel)
         self._lists = self._stub.ListAndWatch(Empty(), wait_for_ready=False)
         threading.Thread(target=self._listen, name=f"plugin {resource}", daemon=True).start()

@@ -41,7 +41,7 @@ from migd.sim import SimHost
 from migd.sim.node_plugin import RETRY_S, DevicePlugin, PluginConfig, PluginError, preferred
 
 COMMAND: Final = "nvidia-device-plugin"
-_LOOK_S: Final = 0.5
+_LOOK_S: Final = 1.5
 _CALL_S: Final = 10.0
 _PR_SET_NAME: Final = 15  # prctl(2)
 _OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
@@ -64,8 +64,11 @@ class Serving(DevicePluginServicer):
 
     def end(self) -> None:
         """End every stream."""
+        self._ended = True
+        self._stirred()
+
+    def _stirred(self) -> None:
         with self._changed:
-            self._ended = True
             self._changed.notify_all()
 
     def GetDevicePluginOptions(self, request: Any, context: Any) -> DevicePluginOptions:
@@ -73,9 +76,12 @@ class Serving(DevicePluginServicer):
 
     def ListAndWatch(self, request: Any, context: Any) -> Iterator[ListAndWatchResponse]:
         told: dict[str, bool] | None = None
+        context.add_callback(self._stirred)  # called when nobody listens any more
         while True:
             with self._changed:
-                self._changed.wait_for(lambda told=told: self._ended or self._devices != told, timeout=1.0)
+                self._changed.wait_for(
+                    lambda told=told: self._ended or self._devices != told or not context.is_active()
+                )
                 if self._ended or not context.is_active():
                     return
                 if self._devices == told:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -65,7 +67,11 @@ def status(cluster: Cluster, name: str) -> Json:
 
 def condition(cluster: Cluster, name: str, kind: str) -> tuple[str, str]:
     """Status and reason of a plan's condition for its present generation; both "" before there is one."""
-    found = cluster.plane.admin.get(f"{PLANS}/{name}").object()
+    return condition_of(cluster.plane.admin.get(f"{PLANS}/{name}").object(), kind)
+
+
+def condition_of(found: Json, kind: str) -> tuple[str, str]:
+    """The same of a plan that is at hand."""
     for one in (found.get("status") or {}).get("conditions") or ():
         if one["type"] == kind and one.get("observedGeneration") == found["metadata"]["generation"]:
             return one["status"], one["reason"]
@@ -135,8 +141,18 @@ def closed(cluster: Cluster, node: str) -> None:
 
 
 def ready(cluster: Cluster, name: str) -> None:
-    """Wait until a plan's present generation is carried out."""
-    eventually(lambda: condition(cluster, name, "Ready"), ("True", "AsWished"), every_s=1.5)
+    """Wait until a plan's present generation is carried out; told by a watch, since that takes long."""
+    told, ends_s = ("", ""), time.monotonic() + WITHIN_S
+    while (left_s := int(ends_s - time.monotonic())) > 0:
+        events = cluster.plane.admin.watch(PLANS, left_s, fieldSelector=f"metadata.name={name}")
+        with contextlib.closing(events):
+            for event in events:
+                if event["type"] == "ERROR":
+                    break
+                told = condition_of(event["object"], "Ready")
+                if told == ("True", "AsWished"):
+                    return
+    raise AssertionError(f"plan {name}: Ready is {told} after {WITHIN_S:.0f} s")
 
 
 def run_pod(cluster: Cluster, name: str, node: str, grace_s: int = 1, notes: Json | None = None, **limits: int) -> None:

@@ -104,18 +104,18 @@ class Promise:
 
         of: which one is meant by its totals, where what is in a plan's way goes without an edit of it.
         """
-        _eventually(lambda: status(self._cluster, self._plan).get("observedGeneration"), generation)
         requests: Sequence[Request] = ()
 
-        def logged() -> bool:  # what is there to see may be logged a moment later
+        def logged() -> bool:  # a look at the log costs the API server nothing
             nonlocal requests
-            requests = self._cluster.plane.audit.requests()[self._since :]
+            requests = self._cluster.plane.audit.logged(self._since)
             return any(self._told(request, generation, of) for request in requests)
 
         assert until(logged, _WITHIN_S, EVERY_S), f"plan {self._plan}: generation {generation} was not previewed"
         at = next(i for i, request in enumerate(requests) if self._told(request, generation, of))
         early = [r.name for r in requests[:at] if self._gives(r, generation)]
         assert not early, f"plan {self._plan}: {early} had a turn before anything was previewed"
+        _eventually(lambda: status(self._cluster, self._plan).get("observedGeneration"), generation)
         told = requests[at].body["status"]["preview"]
         self.preview = {"groups": [], **told, "totals": {**dict.fromkeys(_TOTALS, 0), **told["totals"]}}
         self.generation = generation

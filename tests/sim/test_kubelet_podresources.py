@@ -140,6 +140,39 @@ def test_a_kubelet_that_restarted_is_asked_on_its_new_socket_at_once(folder):
     asyncio.run(story())
 
 
+def test_a_kubelet_that_goes_on_is_asked_on_one_connection(folder):
+    made: list[asyncio.StreamWriter] = []
+
+    async def forward(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while some := await source.read(65536):
+            sink.write(some)
+        sink.close()
+
+    async def story() -> None:
+        (folder / "behind").mkdir()
+        async with serving(folder / "behind", Kubelet(pod("a", devices("MIG-1")))):
+
+            async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                made.append(writer)
+                there = await asyncio.open_unix_connection(str(folder / "behind" / SOCKET))
+                await asyncio.gather(forward(reader, there[1]), forward(there[0], writer))
+
+            (folder / SOCKET).parent.mkdir()
+            async with await asyncio.start_unix_server(connected, str(folder / SOCKET)):
+                client = KubeletPodResources(folder)
+                for _ in range(3):
+                    assert await client.held() == (PodDevices("ml", "a", MIG, ("MIG-1",)),)
+                assert len(made) == 1
+                made[0].transport.abort()
+                for _ in range(2):  # told of once at most, then on another connection
+                    with contextlib.suppress(KubeletError):
+                        await client.held()
+                assert await client.held() == (PodDevices("ml", "a", MIG, ("MIG-1",)),)
+                assert len(made) == 2
+
+    asyncio.run(story())
+
+
 def test_a_socket_that_is_not_there_is_named(folder):
     with pytest.raises(
         KubeletError, match=rf"there is no {folder}/pod-resources/kubelet.sock: the kubelet does not run"
