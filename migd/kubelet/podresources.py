@@ -41,9 +41,7 @@ class KubeletPodResources:
     def __init__(self, kubelet_dir: str | Path, timeout_s: float = TIMEOUT_S) -> None:
         self._socket = Path(os.path.abspath(kubelet_dir)) / SOCKET
         self._timeout_s = timeout_s
-        self._kept: tuple[tuple[int, int], grpc.aio.Channel] | None = (
-            None  # the socket that it leads to, and the channel
-        )
+        self._kept: tuple[tuple[int, int], grpc.aio.Channel] | None = None  # which socket it leads to, and the channel
         length = len(os.fsencode(self._socket))
         if length > PATH_BYTES_MAX:
             raise KubeletError(

@@ -25,28 +25,18 @@ _NEEDLESS: Final = (
     "certificatesigningrequest-approving-controller",
     "certificatesigningrequest-cleaner-controller",
     "certificatesigningrequest-signing-controller",
-    "cronjob-controller",
-    "disruption-controller",
-    "endpoints-controller",
-    "endpointslice-controller",
     "endpointslice-mirroring-controller",
     "ephemeral-volume-controller",
     "horizontal-pod-autoscaler-controller",
-    "job-controller",
     "persistentvolume-attach-detach-controller",
     "persistentvolume-binder-controller",
     "persistentvolume-expander-controller",
     "persistentvolume-protection-controller",
     "persistentvolumeclaim-protection-controller",
-    "replicationcontroller-controller",
-    "resourceclaim-controller",
-    "resourcequota-controller",
     "service-cidr-controller",
-    "statefulset-controller",
-    "ttl-after-finished-controller",
     "volumeattributesclass-protection-controller",
 )
-"""Of kinds that no simulated cluster has: jobs, services, volumes. All others run."""
+"""Of kinds that no simulated cluster has: volumes, certificates of kubelets. All others run."""
 _START_S: Final = 90.0  # about 6 s where nothing else runs
 _KUBECTL_S: Final = 60.0
 
