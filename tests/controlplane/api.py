@@ -8,6 +8,7 @@ import json
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ MERGE: Final = "application/merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 _TIMEOUT_S: Final = 30.0
+_FILLING_S: Final = 30
 _GONE: Final = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 
 Json = dict[str, Any]
@@ -120,19 +122,29 @@ class Api:
         return answer
 
     def watch(self, path: str, seconds: int, **query: str) -> Watching:
-        """The events of a watch until the server ends it after so many seconds; see `Watching`."""
-        connection = http.client.HTTPSConnection(
-            "127.0.0.1", self._port, context=self._tls, timeout=seconds + _TIMEOUT_S
-        )
-        try:
-            asked = {**query, "watch": "true", "timeoutSeconds": str(seconds)}
-            connection.request("GET", _with(path, asked), headers=self._headers)
-            answer = connection.getresponse()
-            assert answer.status == 200, answer.read().decode()
-        except BaseException:
+        """The events of a watch until the server ends it after so many seconds; see `Watching`.
+
+        An API server that has just started refuses watches until its caches are filled: it is asked again then.
+        """
+        asked = _with(path, {**query, "watch": "true", "timeoutSeconds": str(seconds)})
+        why = ""
+        for _ in range(_FILLING_S):
+            connection = http.client.HTTPSConnection(
+                "127.0.0.1", self._port, context=self._tls, timeout=seconds + _TIMEOUT_S
+            )
+            try:
+                connection.request("GET", asked, headers=self._headers)
+                answer = connection.getresponse()
+                if answer.status == 200:
+                    return Watching(connection, answer)
+                why = answer.read().decode()
+                assert answer.status == 429, why
+            except BaseException:
+                connection.close()
+                raise
             connection.close()
-            raise
-        return Watching(connection, answer)
+            time.sleep(1.0)
+        raise AssertionError(why)
 
 
 class Watching:
