@@ -8,7 +8,6 @@ import json
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +142,7 @@ class Api:
                 connection.close()
                 raise
             connection.close()
-            time.sleep(1.0)
+            threading.Event().wait(1.0)
         raise AssertionError(why)
 
 
