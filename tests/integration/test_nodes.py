@@ -152,18 +152,12 @@ class Site:
 
         assert until(heard, WITHIN_S), "the DaemonSet controller does not hear of the taint"
 
-    def stop_plugin(self) -> None:
-        """Delete the plugin's pod, and as the agent does one that a controller behind the times makes meanwhile."""
-
-        def gone() -> bool:
-            pods = self.plugin_pods()
-            for metadata in (pod["metadata"] for pod in pods):
-                if "deletionTimestamp" not in metadata:
-                    path = f"/api/v1/namespaces/{self.style.namespace}/pods/{metadata['name']}"
-                    self.plane.admin.delete(path).object()
-            return not pods
-
-        assert until(gone, WITHIN_S), "the plugin's pod does not go"
+    def delete_plugin(self) -> str:
+        """Delete the plugin's pod; its uid."""
+        (pod,) = self.plugin_pods()
+        metadata = pod["metadata"]
+        self.plane.admin.delete(f"/api/v1/namespaces/{self.style.namespace}/pods/{metadata['name']}").object()
+        return str(metadata["uid"])
 
     def close_node(self) -> None:
         change = [{"op": "add", "path": "/spec/taints", "value": [*self.taints(), TAINT]}]
@@ -182,6 +176,13 @@ def sited(plane: ControlPlane, style: Style, nursery: Nursery) -> Iterator[Site]
             site.install()
             yield site
             site.close()
+
+
+@pytest.fixture(scope="module")
+def plane(bare_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane without migd: where other tests have put deploy/, its agents come and open what we closed."""
+    with ControlPlane(tmp_path_factory.mktemp("nodes"), bare_programs) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +256,7 @@ def test_a_plugin_pod_deleted_under_our_taint_stays_away_and_comes_back_after_it
     before = fresh.allocatable()
     fresh.close_node()
     fresh.let_settle()
-    fresh.stop_plugin()
+    fresh.delete_plugin()
     fresh.wait_allocatable(dict.fromkeys(before, 0))
     looked = fresh.node.object.looks
     assert until(lambda: fresh.node.object.looks > looked + 4, WITHIN_S)
@@ -270,10 +271,8 @@ def test_a_plugin_pod_deleted_under_our_taint_stays_away_and_comes_back_after_it
 @pytest.mark.parametrize("fresh", [TOLERANT], indirect=True)
 def test_a_plugin_that_tolerates_everything_comes_straight_back(fresh: Site):
     fresh.close_node()
-    (pod,) = fresh.plugin_pods()
-    path = f"/api/v1/namespaces/{fresh.style.namespace}/pods/{pod['metadata']['name']}"
-    fresh.plane.admin.delete(path).object()
-    assert until(lambda: {p["metadata"]["uid"] for p in fresh.plugin_pods()} - {pod["metadata"]["uid"]}, WITHIN_S)
+    before = fresh.delete_plugin()
+    assert until(lambda: {p["metadata"]["uid"] for p in fresh.plugin_pods()} - {before}, WITHIN_S)
     fresh.wait_allocatable({"nvidia.com/gpu": 1, SMALL: 2, LARGE: 1})
 
 
