@@ -15,13 +15,14 @@ from typing import Any, Final, Self
 from urllib.parse import urlencode
 
 from controlplane.certificates import Pair
+from controlplane.processes import until
 
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
 JSON_PATCH: Final = "application/json-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 _TIMEOUT_S: Final = 30.0
-_FILLING_S: Final = 30
+_FILLING_S: Final = 30.0
 _GONE: Final = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 
 Json = dict[str, Any]
@@ -126,8 +127,9 @@ class Api:
         An API server that has just started refuses watches until its caches are filled: it is asked again then.
         """
         asked = _with(path, {**query, "watch": "true", "timeoutSeconds": str(seconds)})
-        why = ""
-        for _ in range(_FILLING_S):
+        begun: list[Watching] = []
+
+        def begins() -> bool:
             connection = http.client.HTTPSConnection(
                 "127.0.0.1", self._port, context=self._tls, timeout=seconds + _TIMEOUT_S
             )
@@ -135,15 +137,17 @@ class Api:
                 connection.request("GET", asked, headers=self._headers)
                 answer = connection.getresponse()
                 if answer.status == 200:
-                    return Watching(connection, answer)
-                why = answer.read().decode()
-                assert answer.status == 429, why
+                    begun.append(Watching(connection, answer))
+                    return True
+                assert answer.status == 429, answer.read().decode()
             except BaseException:
                 connection.close()
                 raise
             connection.close()
-            threading.Event().wait(1.0)
-        raise AssertionError(why)
+            return False
+
+        assert until(begins, _FILLING_S, 1.0), f"the API server still refuses to watch {path}"
+        return begun[0]
 
 
 class Watching:
