@@ -261,11 +261,16 @@ async def test_nothing_is_begun_on_a_node_that_was_changed_since_the_look():
     assert script.answers == []
 
 
+def hanging() -> tuple[Node, Script]:
+    """A node on which the first operation does not return, and a mind that asks for it."""
+    node = Node()
+    node.host.inject(Fault("nvmlDeviceSetMigMode", "hang"))
+    return node, Script(close(), SetMode(node.uuid, True))
+
+
 @virtually
 async def test_an_operation_that_hangs_is_told_while_the_lease_lives_and_ends_the_process():
-    node = Node()
-    script = Script(close(), SetMode(node.uuid, True))
-    node.host.inject(Fault("nvmlDeviceSetMigMode", "hang"))
+    node, script = hanging()
     async with node.agent(script.mind) as agent:
         error = await agent.ends()
         assert isinstance(error, HungAgentError)
@@ -281,9 +286,7 @@ async def test_an_operation_that_hangs_is_told_while_the_lease_lives_and_ends_th
 
 @virtually
 async def test_an_operation_that_hangs_ends_the_process_as_such_also_where_it_cannot_be_saved():
-    node = Node()
-    script = Script(close(), SetMode(node.uuid, True))
-    node.host.inject(Fault("nvmlDeviceSetMigMode", "hang"))
+    node, script = hanging()
     async with node.agent(script.mind) as agent:
         await asyncio.sleep(60)
         node.host.inject(Fault("record.save", "error", times=0))
