@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -39,6 +40,13 @@ def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands under test write to no terminal: pytest-xdist tells of one, and so does readline, behind os.environ."""
     monkeypatch.delenv("COLUMNS", raising=False)
     os.unsetenv("COLUMNS")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _left_open() -> Iterator[None]:
+    """What a module leaves open fails that module, and not whichever test is running when it becomes garbage."""
+    yield
+    gc.collect()
 
 
 def pytest_collection_finish() -> None:

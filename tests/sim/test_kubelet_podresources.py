@@ -154,8 +154,9 @@ def test_a_kubelet_that_goes_on_is_asked_on_one_connection(folder):
 
             async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 made.append(writer)
-                there = await asyncio.open_unix_connection(str(folder / "behind" / SOCKET))
-                await asyncio.gather(forward(reader, there[1]), forward(there[0], writer))
+                behind, onward = await asyncio.open_unix_connection(str(folder / "behind" / SOCKET))
+                with contextlib.closing(writer), contextlib.closing(onward):
+                    await asyncio.gather(forward(reader, onward), forward(behind, writer))
 
             (folder / SOCKET).parent.mkdir()
             async with await asyncio.start_unix_server(connected, str(folder / SOCKET)):
