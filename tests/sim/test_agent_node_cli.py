@@ -219,12 +219,7 @@ def test_a_life_from_start_to_sigterm(served, cli, tmp_path):
         threading.Thread(target=lambda: lines.extend(process.stderr), daemon=True).start()
         port = until(lambda: next((json.loads(line)["port"] for line in list(lines) if '"listening"' in line), 0))
         at = "/apis/migd.dev/v1alpha1/gpupartitions"
-        until(
-            lambda: (
-                all("status" in one for one in served.admin("GET", at)["items"]) and served.admin("GET", at)["items"]
-            )
-        )
-        assert len(served.admin("GET", at)["items"]) == 2
+        until(lambda: ["status" in one for one in served.admin("GET", at)["items"]] == [True, True])
 
         def probe(path: str) -> tuple[int, str]:
             try:
