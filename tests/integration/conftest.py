@@ -50,13 +50,25 @@ def bare_plane(
     bare_programs: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ControlPlane]:
     """A control plane as it comes; its folder, with all logs, is kept and named where a test failed."""
+    yield from _control_plane(bare_programs, request, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def own_plane(
+    bare_programs: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlPlane]:
+    """A control plane of the test module's own, as it comes; its folder as that of `bare_plane`."""
+    yield from _control_plane(bare_programs, request, tmp_path_factory)
+
+
+def _control_plane(
+    programs: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlPlane]:
+    failed = request.session.testsfailed
     folder = tmp_path_factory.mktemp("control-plane")
-    with ControlPlane(folder, bare_programs) as running:
+    with ControlPlane(folder, programs) as running:
         yield running
-    if request.session.testsfailed:
-        sys.stderr.write(f"\nlogs of the control plane: {folder}\n")
-    else:
-        shutil.rmtree(folder)
+    _kept_or_not(request, failed, folder)
 
 
 def _programs() -> Path | str:
@@ -90,7 +102,7 @@ def cluster(
 
 
 def _kept_or_not(request: pytest.FixtureRequest, failed: int, folder: Path) -> None:
-    """Name the folder of a cluster where a test failed since, and else clear it away."""
+    """Name the folder of a cluster, or of a control plane, where a test failed since, and else clear it away."""
     if request.session.testsfailed > failed:
         sys.stderr.write(f"\nlogs of the cluster: {folder}\n")
     else:

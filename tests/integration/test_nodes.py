@@ -179,10 +179,9 @@ def sited(plane: ControlPlane, style: Style, nursery: Nursery) -> Iterator[Site]
 
 
 @pytest.fixture(scope="module")
-def plane(bare_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def plane(own_plane: ControlPlane) -> ControlPlane:
     """A control plane without migd: where other tests have put deploy/, its agents come and open what we closed."""
-    with ControlPlane(tmp_path_factory.mktemp("nodes"), bare_programs) as running:
-        yield running
+    return own_plane
 
 
 @pytest.fixture(scope="module")

@@ -153,14 +153,13 @@ class Program:
 
 
 @pytest.fixture(scope="module")
-def cluster(bare_programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with ControlPlane(tmp_path_factory.mktemp("operator-plane"), bare_programs) as plane:
-        done = plane.kubectl("apply", "-f", str(Path(__file__).parents[2] / "crds"))
-        assert done.returncode == 0, done.stderr
-        served: Callable[[], bool] = lambda: plane.admin.get(PLANS).ok and plane.admin.get(PARTITIONS).ok  # noqa: E731
-        assert until(served, 30)
-        plane.admin.create("/api/v1/namespaces", {"metadata": {"name": "migd-system"}}).object()
-        yield Cluster(plane)
+def cluster(own_plane: ControlPlane) -> Cluster:
+    done = own_plane.kubectl("apply", "-f", str(Path(__file__).parents[2] / "crds"))
+    assert done.returncode == 0, done.stderr
+    served: Callable[[], bool] = lambda: own_plane.admin.get(PLANS).ok and own_plane.admin.get(PARTITIONS).ok  # noqa: E731
+    assert until(served, 30)
+    own_plane.admin.create("/api/v1/namespaces", {"metadata": {"name": "migd-system"}}).object()
+    return Cluster(own_plane)
 
 
 @pytest.fixture
