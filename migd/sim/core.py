@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import pynvml
 
@@ -253,7 +253,7 @@ class Core:
         """The GPU's model as its driver and board show it."""
         return self.offered(gpu).model
 
-    def profile(self, gpu: Gpu, profile_id: int) -> Any:
+    def profile(self, gpu: Gpu, profile_id: int) -> SimProfile | None:
         """The GPU's profile with this numeric id, or None."""
         return self.offered(gpu).by_id.get(profile_id)
 

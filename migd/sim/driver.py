@@ -137,7 +137,7 @@ def require_mig(core: Core, gpu: Gpu) -> None:
 
 def gpu_profile(core: Core, gpu: Gpu, profile_id: int) -> SimProfile:
     """The profile with this numeric id; INVALID_ARGUMENT where this GPU has none such [12]."""
-    profile: SimProfile | None = core.profile(gpu, profile_id)
+    profile = core.profile(gpu, profile_id)
     if profile is None:
         raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return profile

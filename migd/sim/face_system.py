@@ -171,7 +171,7 @@ class System(Face):
         """The GPU's name; of a MIG device "<GPU> MIG <profile>" [37]."""
         if device.instance is None or device.compute is None:
             return device.gpu.name
-        profile = self._core.profile(device.gpu, device.instance.profile_id)
+        profile = driver.gpu_profile(self._core, device.gpu, device.instance.profile_id)
         narrow = "" if device.compute.size == profile.slices else f"{device.compute.size}c."
         return f"{device.gpu.name} MIG {narrow}{profile.name}"
 
@@ -238,7 +238,7 @@ class System(Face):
             total = self._core.offer(gpu).fb_total_mib
             used = sum(p.memory_mib for p in running if not p.silent)
         else:
-            total = self._core.profile(gpu, device.instance.profile_id).memory_mib
+            total = driver.gpu_profile(self._core, gpu, device.instance.profile_id).memory_mib
             used = sum(p.memory_mib for p in running if p.gi_serial == device.instance.serial and not p.silent)
         if version:
             return pynvml.c_nvmlMemory_v2_t(version, total * MIB, 0, (total - used) * MIB, used * MIB)
