@@ -66,6 +66,7 @@ STATUS: dict[str, Any] = {
         {"reason": "InUse", "daemon": "dcgm"},
     ],
     "blockersLeftOut": 2,
+    "victims": [{"namespace": "a", "name": "b", "uid": "c"}],
     "lastTransition": {
         "id": "4f2a",
         "generation": 4,
@@ -78,7 +79,15 @@ STATUS: dict[str, Any] = {
     },
     "previous": {"summary": "3g.40gb", "mig": "Enabled", "instances": [{"profile": "3g.40gb", "placement": PLACE}]},
 }
-OPERATORS = {"conditions": [condition("Assigned"), condition("AgentAlive")]}
+EVICTION = {
+    "podUID": "c",
+    "code": 429,
+    "reason": "DrainBlocked",
+    "podDisruptionBudgets": ["keep-two"],
+    "message": "Cannot evict pod",
+    "at": NOW,
+}
+OPERATORS = {"evictions": [EVICTION], "conditions": [condition("Assigned"), condition("AgentAlive")]}
 
 
 def made(plane: ControlPlane, **spec: Any) -> str:
@@ -194,6 +203,7 @@ def _read(written: dict[str, Any]) -> Profile:
         ({"conditions": [condition("Accepted")]}, "status.conditions[0].type: Unsupported value"),
         ({"blockers": [{"reason": "InUse"}] * 65}, "status.blockers: Too many: 65"),
         ({"observed": {"summary": "x" * 1025}}, "status.observed.summary: Too long"),
+        ({"victims": [{"namespace": "a", "name": "b", "uid": "c"}] * 2}, "status.victims[1]: Duplicate value"),
         ({"previous": {"mig": True}}, "status.previous.mig"),
         ({"lastTransition": {"id": "a", "startedAt": NOW, "result": "Fine"}}, "status.lastTransition.result"),
     ],
@@ -221,6 +231,7 @@ def test_agent_and_operator_write_one_status_side_by_side(plane: ControlPlane):
     assert refused.code == 409
     assert 'conflicts with "migd-operator"' in refused.message
     less = plane.admin.apply(at, applied(name, {"conditions": [condition("Assigned")]}), "migd-operator").object()
+    assert "evictions" not in less["status"]
     assert {c["type"] for c in less["status"]["conditions"]} == {
         "Ready", "Drained", "Applied", "Advertised", "Assigned",
     }  # fmt: skip

@@ -52,6 +52,7 @@ def test_a_whole_wish_and_a_whole_status_are_known_again_after_a_restart(side: S
                 "board": BOARD,
                 "observed": OBSERVED,
                 "conditions": [condition("Ready"), condition("Drained", reason="NotNeeded")],
+                "victims": [{"namespace": "default", "name": "p", "uid": "u"}],
             }
         }
         for manager, body, subresource in ((ME, WISH, ""), (OTHER, status, "status")):

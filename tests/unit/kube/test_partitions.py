@@ -30,6 +30,7 @@ TOLD: Json = {
     "board": BOARD,
     "observed": OBSERVED,
     "conditions": [condition("Ready", "False", "InUse"), condition("Assigned")],
+    "victims": [{"namespace": "default", "name": "p", "uid": "u"}],
     "blockers": [{"reason": "InUse", "pid": 7}],
     "lastTransition": {"id": "t1", "from": "MIG off", "startedAt": NOW, "steps": [STEP]},
     "previous": {"mig": "Enabled", "instances": [{"profile": "3g.40gb", "placement": {"start": 0, "size": 4}}]},

@@ -74,7 +74,12 @@ def full() -> dict[str, Any]:
             "mig": "Enabled",
             "instances": [{"profile": "3g.40gb"}, {"memoryGB": 40, "computeSlices": 2, "count": 2}],
             "plan": {"name": "p", "uid": "u", "generation": 3},
-            "disruption": {"policy": "WaitForIdle", "timeout": "1h30m"},
+            "disruption": {
+                "policy": "Evict",
+                "timeout": "1h30m",
+                "protect": {"matchLabels": {"keep": "yes"}},
+                "allow": ["EmptyDir"],
+            },
             "drift": "Observe",
         },
         "assignment": {"id": "0123456789abcdef", "gpus": 2},
@@ -84,6 +89,16 @@ def full() -> dict[str, Any]:
         "phase": "Draining",
         "reason": "InUse",
         "blockers": [{"reason": "InUse", "instance": "2g.20gb@0", "pod": pod, "pid": 7, "command": "python"}],
+        "victims": [pod],
+        "evictions": [
+            {
+                "podUID": "c",
+                "code": 429,
+                "reason": "DrainBlocked",
+                "podDisruptionBudgets": ["x"],
+                "at": "2026-03-01T00:00:01Z",
+            }
+        ],
         "lastTransition": {
             "id": "t",
             "generation": 3,
@@ -101,7 +116,7 @@ def test_a_document_reads_back_equal_and_writes_the_same_bytes():
     one = partition_of(full())
     again = partition_document(one)
     assert partition_of(again) == one
-    assert again["spec"]["desired"]["disruption"] == {"policy": "WaitForIdle", "timeout": "1h30m"}
+    assert again["spec"] == full()["spec"]
     assert yaml.safe_dump(partition_document(partition_of(again))) == yaml.safe_dump(again)
 
 
