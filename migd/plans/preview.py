@@ -161,7 +161,7 @@ def _planned(
         steps = Transition(EMPTY, (), by_start(seen.geometry), ())
         assert not wish.counts, "a wish with profiles is resolved on a board"
         return _finish(seen, _Goal(wish, Layout(True), steps), owned, foreign)
-    fixed = fixed_on(seen, owned, foreign) - freed
+    fixed = _fixed(seen, owned, foreign) - freed
     found = _towards(seen, seen.board, wish.counts, fixed)
     if isinstance(found, Refused):
         return replace(_untouched(seen, wish), refused=found)
@@ -231,7 +231,7 @@ def _around(refusal: Refusal, wanted: Counts) -> str:
     return f"{say(wanted)} needs their place" + (f"; around them fits {nearest}" if nearest else "")
 
 
-def fixed_on(seen: SeenGpu, owned: Geometry, foreign: ForeignPolicy) -> Geometry:
+def _fixed(seen: SeenGpu, owned: Geometry, foreign: ForeignPolicy) -> Geometry:
     """The instances that must stay as they are: in use, or not known to be idle, or somebody else's."""
     return seen.busy | (_strangers(seen, owned) if foreign == "Refuse" else EMPTY)
 
