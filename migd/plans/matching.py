@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from migd.mig.observed import SeenGpu
 from migd.plans.fields import pci_key
-from migd.plans.plan import GpuSelector, Plan
+from migd.plans.plan import GpuSelector, LabelSelector, Plan
 from migd.plans.problems import Problem
 
 
@@ -46,6 +46,19 @@ def selects(selector: GpuSelector, gpu: SeenGpu) -> bool:
             or pci_key(gpu.pci_device_id) in {pci_key(device) for device in selector.pci_device_ids}
         )
     )
+
+
+def matches(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
+    """Whether a label selector matches, as Kubernetes has it: NotIn also matches where the label is absent."""
+    if any(labels.get(key) != value for key, value in selector.match_labels.items()):
+        return False
+    for need in selector.match_expressions:
+        there = need.key in labels
+        listed = there and labels[need.key] in need.values
+        holds = {"In": listed, "NotIn": not listed, "Exists": there, "DoesNotExist": not there}[need.operator]
+        if not holds:
+            return False
+    return True
 
 
 def _absent(path: str, selector: GpuSelector, gpus: Sequence[SeenGpu]) -> Iterable[Problem]:
