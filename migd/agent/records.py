@@ -174,7 +174,7 @@ class NodeWork:
     was rebooted. before, after: layouts of the GPUs that the transaction changes, for people. accepted: the layouts
     that the node has from its last wish, to come back to after a reboot.
     victims: while it drains, the pods that must go, by GPU UUID. asked: all that were asked to go in this attempt;
-    asked_s: when one of them was there last. stuck_s: since when nobody that is waited for is going. spent: the wishes,
+    gone_s: since when none of them is there any more. stuck_s: since when nobody that is waited for is going. spent: the wishes,
     as `spent_key` names them, for which pods were evicted in vain, or could not be: for these nobody is evicted again.
     spent_why: what came of it.
     """
@@ -208,7 +208,7 @@ class NodeWork:
     accepted: Mapping[str, Layout] = field(default_factory=dict)
     victims: Mapping[str, tuple[PodRef, ...]] = field(default_factory=dict)
     asked: tuple[PodRef, ...] = ()
-    asked_s: float | None = None
+    gone_s: float | None = None
     stuck_s: float | None = None
     spent: tuple[str, ...] = ()
     spent_why: Cause | None = None

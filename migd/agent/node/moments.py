@@ -10,7 +10,7 @@ from migd.agent.deciding import awaiting, opened
 from migd.agent.driving import cause_of
 from migd.agent.node.bounds import backoff_s
 from migd.agent.node.clients import keeps_from_resets, to_stop
-from migd.agent.node.effects import ChangeNode, StopPlugin
+from migd.agent.node.effects import ChangeNode, Effect, StopPlugin
 from migd.agent.node.holding import Held, held
 from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.turning import Turn, turn_of
@@ -20,6 +20,9 @@ from migd.kube.owed import closing, owing, paid
 from migd.mig.observed import SeenGpu
 from migd.plans.conditions import time_text
 from migd.plans.preview import GpuPreview
+
+Decided = tuple[Record, Effect | None]
+"""The next record, and the one effect to begin then."""
 
 STEPS_MAX: Final = 40
 _NAMES: Final[Mapping[Stage, str]] = {
