@@ -174,9 +174,9 @@ class NodeWork:
     was rebooted. before, after: layouts of the GPUs that the transaction changes, for people. accepted: the layouts
     that the node has from its last wish, to come back to after a reboot.
     victims: while it drains, the pods that must go, by GPU UUID. asked: all that were asked to go in this attempt;
-    gone_s: since when none of them is there any more. stuck_s: since when nobody that is waited for is going. spent: the wishes,
-    as `spent_key` names them, for which pods were evicted in vain, or could not be: for these nobody is evicted again.
-    spent_why: what came of it.
+    gone_s: since when none of them is there any more. stuck_s: since when nobody that is waited for is going.
+    spent: the wishes, as `spent_key` names them, for which pods were evicted in vain, or could not be: for these nobody
+    is evicted again. spent_why: what came of it.
     """
 
     turn: str = ""

@@ -32,6 +32,7 @@ from migd.mig.geometry import counts_of
 from migd.plans.plan import Rule
 from migd.plans.wishes import Wish, resolve
 
+
 def rest(record: Record, view: View) -> Decided:
     """At rest: pay what is owed, hear what is new, and look whether all is still as it was left."""
     if in_debt(view) and not (work_of(record).at_once and view.turn):
@@ -170,8 +171,8 @@ def _heard(record: Record, view: View, name: str) -> Record:
     if gpu is not None:
         ours = record.gpu(gpu.uuid)
         record = record.with_gpu(gpu.uuid, replace(ours, outcome=None, awaiting=None))
-    again = {"tries": 0, "not_before_s": 0.0, "nudges": 0, "nudged_s": view.now_s - NUDGE_S}
-    return working(record, replace(work_of(record), **again, spent=(), spent_why=None))
+    work = replace(work_of(record), tries=0, not_before_s=0.0, nudges=0, nudged_s=view.now_s - NUDGE_S)
+    return working(record, replace(work, spent=(), spent_why=None))
 
 
 def _loose(record: Record, view: View) -> tuple[str, ...]:

@@ -106,7 +106,5 @@ def _after_boot(record: Record, seen: NodeSeen) -> Record:
     if record.node is None:
         return record
     was = record.node
-    kept = NodeWork(
-        since_s=seen.now_s, at_once=True, accepted=was.accepted, spent=was.spent, spent_why=was.spent_why
-    )
+    kept = NodeWork(since_s=seen.now_s, at_once=True, accepted=was.accepted, spent=was.spent, spent_why=was.spent_why)
     return working(record, kept)

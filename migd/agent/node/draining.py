@@ -58,9 +58,10 @@ def spent(record: Record, view: View, uuids: Iterable[str], why: Cause) -> Recor
     if turn is None:
         return record
     there = {spent_key(d) for p in view.seen.partitions if (d := p.value.spec.desired) is not None}
-    now = {spent_key(turn.desired[u]) for u in uuids if u in turn.desired and turn.desired[u].disruption.policy == "Evict"}
+    wishes = [turn.desired[uuid] for uuid in uuids if uuid in turn.desired]
+    now = {spent_key(desired) for desired in wishes if desired.disruption.policy == "Evict"}
     keys = tuple(sorted(({*work.spent} & there) | now))
-    return record if (keys, why) == (work.spent, work.spent_why) else working(record, replace(work, spent=keys, spent_why=why))
+    return working(record, replace(work, spent=keys, spent_why=why))
 
 
 def answers(view: View) -> dict[str, EvictionDoc]:

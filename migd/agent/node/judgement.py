@@ -260,4 +260,3 @@ def _named(view: View, name: tuple[str, str]) -> Pod | None:
         (Pod(namespace=p.namespace, name=p.name, uid=p.uid) for p in view.seen.pods if (p.namespace, p.name) == name),
         None,
     )
-

@@ -213,7 +213,8 @@ class _People:
             found[owner.uid] = owner
         if not names and not found:
             return None
-        if not all([self._may_go(uuid, pod) for pod in found.values()]):  # each of them, so that each is told of
+        barred = [pod for pod in found.values() if not self._may_go(uuid, pod)]  # each of them, so that each is told of
+        if barred:
             return None
         staying = [pod for uid, pod in sorted(found.items()) if not pod.deleting and not pod.value.terminal]
         for pod in found.values():
@@ -238,5 +239,4 @@ def _everything_goes(plan: GpuPreview) -> bool:
     """Whether a plan leaves no instance and no client on its GPU: its MIG mode changes, or it has none afterwards."""
     mode = plan.seen.mode
     switches = plan.mode_change is not None and mode is not None and (plan.mode_change == "Enable") != mode.current
-    return switches or plan.wish is None or not isinstance(plan.wish, Wish) or not plan.wish.mig or plan.seen.board is None
-
+    return switches or plan.seen.board is None or not isinstance(plan.wish, Wish) or not plan.wish.mig
