@@ -46,7 +46,7 @@ from migd.mig.operations import (
     ResetGpu,
     SetMode,
 )
-from migd.plans.partitions import Partition, partition_of
+from migd.plans.partitions import EvictionDoc, Partition, partition_of
 
 BOARD = board("a30")
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -104,7 +104,11 @@ class ToyGpu:
 
 @dataclass
 class ToyPod:
-    """A pod. app: a GPU client's; "" for a workload, which wants one of `resource` and holds `device` once admitted."""
+    """A pod. app: a GPU client's; "" for a workload, which wants one of `resource` and holds `device` once admitted.
+
+    owner: kind of its controller. budget: a PodDisruptionBudget that does not allow its eviction. grace_s: how long it
+    takes to end; None: it never does. again: its controller makes another one once it is evicted.
+    """
 
     name: str
     uid: str
@@ -115,6 +119,13 @@ class ToyPod:
     deleting: bool = False
     bound: bool = True
     began_s: float = 0.0
+    owner: str = "Job"
+    labels: dict[str, str] = field(default_factory=dict)
+    tolerates: bool = False
+    empty_dir: bool = False
+    budget: str = ""
+    grace_s: float | None = 2.0
+    again: bool = False
 
 
 class ToyNode:
@@ -156,6 +167,9 @@ class ToyNode:
         self.operations: list[Operation] = []
         self.effects: list[Effect] = []
         self.wrong: list[str] = []
+        self.evicted: list[str] = []
+        self.evictions_left: int | None = None
+        self.operator_answers = True
         self._daemons()
         self.pass_time(20.0)
 
@@ -300,10 +314,69 @@ class ToyNode:
         self.pods[name] = ToyPod(name, name, "", resource, bound=False, began_s=seconds)
         self._schedule()
 
+    def run_pod(self, name: str, resource: str, gpu: int, instance: str = "", **more: Any) -> ToyPod:
+        """A pod that runs for good, on this instance (as 1g@0) of this GPU; "" for the GPU as a whole."""
+        there = self.gpus[gpu].ids()
+        goal = next(iter(made(instance)), None) if instance else None
+        device = next(device for device, what in there.items() if what == goal)
+        pod = self.pods[name] = ToyPod(name, name, "", f"nvidia.com/{resource}", "Running", device, **more)
+        self.changes += 1
+        return pod
+
+    def operate(self) -> None:
+        """What the operator does: evict the victims that it may, and answer for the others."""
+        for name, partition in self.partitions.items():
+            said = {one.pod_uid: one for one in partition.value.status.evictions}
+            found = tuple(self._evict(victim.uid, said) for victim in partition.value.status.victims)
+            if self.operator_answers and found != partition.value.status.evictions:
+                status = partition.value.status.model_copy(update={"evictions": found})
+                self.partitions[name] = replace(partition, value=partition.value.model_copy(update={"status": status}))
+                self.changes += 1
+
+    def _evict(self, uid: str, said: dict[str, EvictionDoc]) -> EvictionDoc:
+        pod = self.pods.get(uid)
+        if pod is not None and not pod.deleting and pod.budget:
+            return self._answer(uid, 429, "DrainBlocked", (pod.budget,), "Cannot evict pod")
+        if pod is not None and not pod.deleting and self.evictions_left == 0:
+            return self._answer(uid, None, "EvictionBudget", (), "the plan's maxEvictions are used up")
+        if pod is not None and not pod.deleting:
+            self.evictions_left = None if self.evictions_left is None else self.evictions_left - 1
+            self.evicted.append(pod.name)
+            self.delete(pod)
+        return said.get(uid) or self._answer(uid, 201, None, (), "")
+
+    @staticmethod
+    def _answer(uid: str, code: int | None, reason: Any, budgets: tuple[str, ...], message: str) -> EvictionDoc:
+        return EvictionDoc(
+            pod_uid=uid, code=code, reason=reason, pod_disruption_budgets=budgets, message=message, at=START
+        )
+
+    def delete(self, pod: ToyPod) -> None:
+        """A pod ends within its grace."""
+        pod.deleting = True
+        self.changes += 1
+        if pod.grace_s is not None:
+            self.after(pod.grace_s, lambda: self._ended(pod))
+
+    def _ended(self, pod: ToyPod) -> None:
+        gpu, instance = self._where(pod.device)
+        if gpu is not None and instance is not None:
+            gpu.used.discard(instance)
+        if self.pods.get(pod.uid) is pod:
+            del self.pods[pod.uid]
+            if pod.again:
+                name = f"{pod.name}+"
+                self.pods[name] = replace(pod, name=name, uid=name, phase="Pending", device="", deleting=False,
+                                          bound=False, began_s=1e9)  # fmt: skip
+            self.changes += 1
+            self.after(0.5, self._schedule)
+
     def _schedule(self, blind_s: float = 0.0) -> None:
-        if self.cordoned or (self.closed and blind_s == 0):
+        if self.cordoned:
             return
         for pod in [p for p in self.pods.values() if not p.bound]:
+            if self.closed and blind_s == 0 and not pod.tolerates:
+                continue
             taken = sum(
                 p.bound and p.resource == pod.resource and p.phase in ("Pending", "Running") for p in self.pods.values()
             )
@@ -374,8 +447,9 @@ class ToyNode:
             {"name": "nvidia-device-plugin-ds"} if app and self.install != "Operator" else {"app": app} if app else {}
         )
         gpus = ((pod.resource, 1),) if pod.resource else ()
-        value = Pod("n1", pod.phase, labels, gpus, False, self.daemons_owner if app else "Job", False, False, ("c",),
-                    tolerates=self.install == "Tolerant" and bool(app))  # fmt: skip
+        value = Pod("n1", pod.phase, labels or pod.labels, gpus, False, self.daemons_owner if app else pod.owner, False,
+                    pod.empty_dir, ("c",),
+                    tolerates=(self.install == "Tolerant" and bool(app)) or pod.tolerates)  # fmt: skip
         return Stored(pod.name, "gpu-operator" if app else "ml", pod.uid, "1", 0, pod.deleting, {}, {}, value)
 
     def step(self, crash: Callable[[str], None] = lambda where: None) -> Effect | None:
@@ -422,10 +496,12 @@ class ToyNode:
             before = old.value.status
             operators = tuple(c for c in before.conditions if c.type in ("Assigned", "AgentAlive"))
             agents = tuple(c for c in before.conditions if c not in operators)
-            if status != before.model_copy(update={"conditions": agents}):
+            if status != before.model_copy(update={"conditions": agents, "evictions": ()}):
                 self.status_writes += 1
                 self.writes[name] = self.now_s
-                both = status.model_copy(update={"conditions": operators + status.conditions})
+                conditions = operators + status.conditions
+                both = status.model_copy(update={"conditions": conditions, "evictions": before.evictions})
+                self.after(0.5, self.operate)
                 self.partitions[name] = replace(old, value=old.value.model_copy(update={"status": both}))
         for key, value in now.labels.items():
             assert key.startswith("migd.dev/")

@@ -12,6 +12,7 @@ from migd.agent.node.clients import plugins
 from migd.agent.node.effects import LookAgain, Wait
 from migd.agent.node.guarding import guard
 from migd.agent.node.moments import Decided, View, back_out, enter, in_debt, judge, not_before, pay, work_of
+from migd.agent.node.victims import in_vain, not_again
 from migd.agent.records import Cause, Record
 from migd.plans.conditions import time_text
 
@@ -32,12 +33,20 @@ def back(record: Record, view: View) -> Decided:
         if work.paused_s is not None and not runs and advertised(view.seen.node.value) and left_s > 0:
             return record, Wait(min(KUBELET_LOOK_S, left_s), "the kubelet still advertises what nobody hands out")
         return record, pay(view)
-    over = {"ended_at": time_text(view.seen.wall), "closed_s": None, "paused_s": None, "pause": "", **NOBODY}
+    over: dict[str, Any] = {
+        "ended_at": time_text(view.seen.wall),
+        "closed_s": None,
+        "paused_s": None,
+        "pause": "",
+        **NOBODY,
+    }
     if view.turn is None or view.turn.id != work.turn:
         half_done = not_before(work, view) if record.open else {}
         return enter(record, "Rest", view, turn="", **over, **half_done), LookAgain()
     if work.why is None:
         return enter(record, "Waiting", view, **over), LookAgain()
+    if work.spent and (work.asked or in_vain(work.why) == work.why):
+        over |= {"spent_why": in_vain(work.why), "why": not_again(in_vain(work.why))}
     return enter(record, "Waiting", view, **over, **not_before(work, view)), LookAgain()
 
 

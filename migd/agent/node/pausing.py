@@ -133,6 +133,8 @@ def _not_yet(record: Record, view: View, listed_s: float) -> Cause | None:
     if under_way(record):
         return None
     judged = judge(record, view)
+    if judged.busy and judged.going is not None and judged.going.stuck is not None and judged.going.stuck.message:
+        return Cause("InUse", judged.going.stuck.message)
     used = [judged.plans[uuid].blocked for uuid in judged.busy]
     return Cause("InUse", "; ".join(b.message for b in used if b is not None)) if used else None
 

@@ -15,6 +15,7 @@ from migd.agent.node.clients import by_labels, hang_up, plugins
 from migd.agent.node.effects import Effect, LookAgain, Wait
 from migd.agent.node.moments import View, enter, in_debt, judge, not_before, pay, work_of, working
 from migd.agent.node.turning import RESTORE
+from migd.agent.node.victims import in_vain
 from migd.agent.records import Cause, NodeWork, Record
 from migd.mig.geometry import Layout
 from migd.plans.conditions import time_text
@@ -105,8 +106,7 @@ def _in_vain(record: Record, view: View) -> Cause | None:
         return None
     outcomes = [record.gpu(uuid).outcome for uuid in (view.turn.orders if view.turn is not None else ())]
     bad = next((o.cause.message for o in outcomes if o is not None and o.phase != "Ready"), "")
-    message = f"pods were evicted for this, and the change did not come about: {bad}" if bad else ""
-    return Cause("EvictionBudget", message) if message else work.spent_why
+    return in_vain(Cause("NVMLError", bad)) if bad and work.asked else work.spent_why
 
 
 def _unadvertised(view: View, odd: str) -> Cause:

@@ -52,6 +52,18 @@ class Going:
         return tuple(sorted({pod for pods in self.victims.values() for pod in pods}))
 
 
+def in_vain(why: Cause) -> Cause:
+    """What a drain came to that did not lead to its change, for this reason."""
+    if why.reason in ("DrainTimeout", "DrainBlocked", "EvictionBudget"):
+        return why
+    return Cause("EvictionBudget", f"pods were evicted for this, and it could not go on: {why.message}")
+
+
+def not_again(why: Cause) -> Cause:
+    """The same, with what follows from it and what to do."""
+    return Cause(why.reason, f"{why.message}; {NOT_AGAIN}")
+
+
 def spent_key(desired: Desired) -> str:
     """The wish that a drain is spent on: a plan's generation. An edit makes another."""
     return f"{desired.plan.uid}/{desired.plan.generation}"
@@ -172,8 +184,7 @@ class _People:
         uuids = tuple(uuids)
         for uuid in uuids:
             if self._is_spent(uuid) and self._work.spent_why is not None:
-                why = self._work.spent_why
-                return Cause(why.reason, f"{why.message}; {NOT_AGAIN}")
+                return not_again(self._work.spent_why)
         for uuid in uuids:
             if self._barred.get(uuid):
                 return Cause("DrainBlocked", "; ".join(dict.fromkeys(self._barred[uuid])))
