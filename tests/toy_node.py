@@ -62,7 +62,8 @@ class Crash(Exception):  # noqa: N818
 
 @dataclass
 class ToyGpu:
-    """A GPU. made: by instance, the serial number of its creation. used: instances that a process is on.
+    """A GPU. made: by instance, the serial number of its creation. used: instances that a process is on; in
+    which container, or else on the host: `containers`.
 
     resets: a mode change takes a reset, which nothing here can do.
     """
@@ -73,6 +74,7 @@ class ToyGpu:
     made: dict[GpuInstance, int] = field(default_factory=dict)
     bare: set[GpuInstance] = field(default_factory=set)
     used: set[GpuInstance] = field(default_factory=set)
+    containers: dict[GpuInstance, str] = field(default_factory=dict)
     whole_used: bool = False
     refuses: dict[type, Cause] = field(default_factory=dict)
     lost: bool = False
@@ -94,7 +96,7 @@ class ToyGpu:
                 serial % 7,
                 () if i in self.bare else (SeenComputeInstance(0, True, f"MIG-{self.index}-{serial}"),),
                 i in self.used,
-                (Holder(4242, "python train.py"),) if i in self.used else (),
+                (Holder(4242, "python train.py", self.containers.get(i, "")),) if i in self.used else (),
             )
             for i, serial in sorted(self.made.items())
         )
@@ -387,23 +389,29 @@ class ToyNode:
                 self.after(late_s, lambda pod=pod: self._admit(pod))  # type: ignore[misc]
 
     def _admit(self, pod: ToyPod) -> None:
+        if self.pods.get(pod.uid) is not pod:
+            return  # deleted before the kubelet came to it
         held = {p.device for p in self.pods.values() if p.phase == "Running"}
         free = sorted(d for d, (resource, _) in self.offers.items() if resource == pod.resource and d not in held)
         self.changes += 1
         if not free:
             pod.phase = "Failed"
-            if not any(p.app == "device-plugin" and p.phase == "Running" for p in self.pods.values()):
+            served = any(p.app == "device-plugin" and p.phase == "Running" for p in self.pods.values())
+            if not served and not pod.tolerates:  # nothing keeps such a pod away until the kubelet shows 0
                 self.wrong.append(f"{pod.name} was bound and killed while the plugin was paused")
             return
         pod.device, pod.phase = free[0], "Running"
         gpu, instance = self._where(pod.device)
         if gpu is not None and instance is not None and self.random.random() < 0.5:
             gpu.used.add(instance)  # the others hold a device and do nothing with it
+            gpu.containers[instance] = pod.uid
         self.after(pod.began_s, lambda: self.finish(pod.name))
 
     def finish(self, name: str) -> None:
         """A workload ends."""
-        pod = self.pods[name]
+        pod = self.pods.get(name)
+        if pod is None:
+            return  # evicted before that
         pod.phase = "Succeeded"
         gpu, instance = self._where(pod.device)
         if gpu is not None and instance is not None:
@@ -448,7 +456,7 @@ class ToyNode:
         )
         gpus = ((pod.resource, 1),) if pod.resource else ()
         value = Pod("n1", pod.phase, labels or pod.labels, gpus, False, self.daemons_owner if app else pod.owner, False,
-                    pod.empty_dir, ("c",),
+                    pod.empty_dir, ("c",), (pod.uid,),
                     tolerates=(self.install == "Tolerant" and bool(app)) or pod.tolerates)  # fmt: skip
         return Stored(pod.name, "gpu-operator" if app else "ml", pod.uid, "1", 0, pod.deleting, {}, {}, value)
 

@@ -35,6 +35,24 @@ def _dies(random: Random, likely: float) -> Callable[[str], None]:
     return crash
 
 
+def _wish(node: ToyNode, random: Random, turn: int) -> None:
+    wishes = {g.index: random.choice(WISHES) for g in node.gpus if random.random() < 0.8}
+    policy = random.choice(("WaitForIdle", "Evict", "Evict"))
+    plan = {"name": "p", "uid": "uid-p", "generation": turn + 1}
+    node.wish(f"{turn:08x}", wishes, plan=plan, disruption={"policy": policy, "timeout": f"{DRAIN_S:.0f}s"})
+
+
+def _occupy(node: ToyNode, random: Random) -> None:
+    """Pods that run for good on some of what is there."""
+    for gpu in node.gpus:
+        for instance in sorted(gpu.made):
+            if random.random() < 0.5:
+                resource = f"mig-{instance.profile}"
+                place = f"{instance.profile.partition('.')[0]}@{instance.placement.start}"
+                name = f"pod-{gpu.index}-{instance.placement.start}"
+                node.run_pod(name, resource, gpu.index, place, again=random.random() < 0.3)
+
+
 def _disturb(node: ToyNode, random: Random, turn: int) -> None:
     """One thing that happens by itself."""
     gpu = random.choice(node.gpus)
@@ -42,10 +60,7 @@ def _disturb(node: ToyNode, random: Random, turn: int) -> None:
         case 0 | 1 | 2:
             node.submit(f"job-{turn}", random.choice(RESOURCES), random.choice((5.0, 60.0, 400.0)))
         case 3 | 4:
-            wishes = {g.index: random.choice(WISHES) for g in node.gpus if random.random() < 0.8}
-            policy = random.choice(("WaitForIdle", "Evict"))
-            plan = {"name": "p", "uid": "uid-p", "generation": turn}
-            node.wish(f"{turn:08x}", wishes, plan=plan, disruption={"policy": policy, "timeout": f"{DRAIN_S:.0f}s"})
+            _wish(node, random, turn)
         case 5:
             node.withdraw(keep_wish=random.random() < 0.5)
         case 6:
@@ -64,7 +79,8 @@ def _disturb(node: ToyNode, random: Random, turn: int) -> None:
         case 12 | 13:
             for pod in [p for p in node.pods.values() if p.resource]:
                 pod.budget = random.choice(("", "", "budget"))
-                pod.again, pod.tolerates = random.random() < 0.3, random.random() < 0.2
+                pod.again, tolerates = random.random() < 0.3, random.random() < 0.2
+                pod.tolerates = pod.tolerates if pod.bound else tolerates
                 pod.grace_s = random.choice((1.0, 30.0, 300.0))
 
 
@@ -100,14 +116,16 @@ def test_whatever_happens_nothing_forbidden_is_done_and_the_node_comes_to_rest(
         random = Random(f"{install} {seed}")
         starts = [random.choice(STARTS) for _ in range(random.choice((1, 2)))]
         node = ToyNode(starts, install, seed)
-        if random.random() < 0.5:
+        if random.random() < 0.7:
             node.own_by_hand()
+            _occupy(node, random)
         node.cordoned = random.random() < 0.1
         if install == "Operator" and random.random() < 0.3:
             node.labels[f"{DEPLOY}dcgm"] = "false"
         labels, taints, cordoned = dict(node.labels), node.taints, node.cordoned
         crash = _dies(random, random.choice((0.0, 0.01, 0.05)))
         where = f"{install}, seed {seed}"
+        _wish(node, random, 0)
         for turn in range(1, 12):
             _disturb(node, random, turn)
             _run(node, random.choice((1.0, 10.0, 30.0, 300.0)), crash)
@@ -136,4 +154,4 @@ def test_whatever_happens_nothing_forbidden_is_done_and_the_node_comes_to_rest(
         longest = CLOSED_MAX_S + CLIENTS_MAX_S + PAUSE_MAX_S + SETTLE_S
         assert node.longest_closed <= longest + DRAIN_S + 12 * AWAY_S, where
         evicted += len(node.evicted)
-    assert evicted >= SEEDS // 4, "these stories are also about drains"
+    assert evicted >= SEEDS // 6, "these stories are also about drains"
