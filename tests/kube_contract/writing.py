@@ -55,8 +55,14 @@ def test_a_whole_wish_and_a_whole_status_are_known_again_after_a_restart(side: S
                 "victims": [{"namespace": "default", "name": "p", "uid": "u"}],
             }
         }
-        for manager, body, subresource in ((ME, WISH, ""), (OTHER, status, "status")):
-            for writes in (1, 1):
+        answer = {"podUID": "u", "code": 429, "podDisruptionBudgets": ["x", "y"], "at": NOW}
+        answers = {"status": {"evictions": [answer], "conditions": [condition("Assigned")]}}
+        for manager, body, subresource, writes in (
+            (ME, WISH, "", 1),
+            (OTHER, status, "status", 1),
+            (ME, answers, "status", 2),
+        ):
+            for _ in range(2):
                 async with world.cluster(manager) as cluster:
                     seen = await cluster.get(PARTITIONS, name)
                     await cluster.apply(PARTITIONS, name, body, seen, subresource)
