@@ -16,7 +16,7 @@ WIDTHS: Final = (64, 1024)
 """How many rows a table may have at first: mostly few rows give a good choice, and with its cost in hand the proof."""
 
 ROWS_MAX: Final = 131_072
-"""How many rows all tables of the last try may have together; cutting them is the one thing that leaves proof out."""
+"""How many rows all tables of the last try may have together, a bound on time and memory: some seconds, some MiB."""
 
 
 class Option(NamedTuple):
@@ -33,16 +33,17 @@ class Choice(NamedTuple):
     proven: bool
 
 
-def cheapest(groups: Sequence[Sequence[Option]], price: int) -> Choice:
+def cheapest(groups: Sequence[Sequence[Option]], price: int, rows_max: int = ROWS_MAX) -> Choice:
     """The choice of one option for each group with the least total: `price` for each item, and the options' costs.
 
     Each group has at least one option. Equal input gives equal output, also where totals are equal.
+    rows_max: where more rows would be needed for the proof, the best choice found is given, and told to be unproven.
     """
     assert all(groups), "a group without options has no choice"
     left = [[_Left(o.items, o.cost, o.items) for o in options] for options in groups]
     each = dict.fromkeys(_bits(_union(o for options in left for o in options)), price)
     left = _reduced(left, each)
-    found = [_search(part, _Prices(each)) for part in _apart(left)]
+    found = [_search(part, _Prices(each), rows_max) for part in _apart(left)]
     return Choice(reduce(or_, (one.items for one in found), 0), all(one.proven for one in found))
 
 
@@ -145,10 +146,11 @@ _Row = tuple[int, int]
 """The cheapest way to one row: its cost so far, and all items chosen; a plain tuple, for there are many."""
 
 
-def _search(groups: _Groups, prices: _Prices) -> Choice:
-    best, proven = None, False
-    groups = _ordered(groups)
-    for width in (*WIDTHS, ROWS_MAX // len(groups)):
+def _search(groups: _Groups, prices: _Prices, rows_max: int) -> Choice:
+    """Try with narrow tables first: what they find lets the wider ones leave out more."""
+    groups, best, proven = _ordered(groups), None, False
+    widest = max(1, rows_max // len(groups))
+    for width in (*(width for width in WIDTHS if width < widest), widest):
         best, proven = _sweep(groups, prices, width, best)
         if proven:
             break
