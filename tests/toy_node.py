@@ -35,6 +35,7 @@ from migd.kube.nodes import TAINT, Node, Taint
 from migd.kube.pods import Pod
 from migd.kube.stored import Stored
 from migd.kubelet.ports import PodDevices
+from migd.mig.boards import Board
 from migd.mig.geometry import Geometry, GpuInstance, Layout
 from migd.mig.observed import Holder, MigMode, SeenComputeInstance, SeenGpu, SeenInstance
 from migd.mig.operations import (
@@ -80,6 +81,7 @@ class ToyGpu:
     lost: bool = False
     trouble: str = ""
     resets: bool = False
+    board: Board = BOARD
 
     def ids(self) -> dict[str, GpuInstance | None]:
         """By device id, what a plugin that starts now would offer."""
@@ -101,15 +103,16 @@ class ToyGpu:
             for i, serial in sorted(self.made.items())
         )
         return SeenGpu(self.uuid, self.index, "NVIDIA A30", "0x20B710DE", 24576, MigMode(self.mig, self.mig),
-                       not self.resets, BOARD, found, self.whole_used, trouble=self.trouble)  # fmt: skip
+                       not self.resets, self.board, found, self.whole_used, trouble=self.trouble)  # fmt: skip
 
 
 @dataclass
 class ToyPod:
     """A pod. app: a GPU client's; "" for a workload, which wants one of `resource` and holds `device` once admitted.
 
-    owner: kind of its controller. budget: a PodDisruptionBudget that does not allow its eviction. grace_s: how long it
-    takes to end; None: it never does. again: its controller makes another one once it is evicted.
+    more: other devices that it holds. owner: kind of its controller. budget: a PodDisruptionBudget that does not allow
+    its eviction. grace_s: how long it takes to end; None: it never does. again: its controller makes another one once
+    it is evicted.
     """
 
     name: str
@@ -118,6 +121,7 @@ class ToyPod:
     resource: str = ""
     phase: str = "Pending"
     device: str = ""
+    more: tuple[str, ...] = ()
     deleting: bool = False
     bound: bool = True
     began_s: float = 0.0
@@ -128,6 +132,10 @@ class ToyPod:
     budget: str = ""
     grace_s: float | None = 2.0
     again: bool = False
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return (self.device, *self.more) if self.device else ()
 
 
 class ToyNode:
@@ -203,6 +211,7 @@ class ToyNode:
                     "summary": " ".join(wanted or ()) or "MIG off",
                     "mig": "Disabled" if wanted is None else "Enabled",
                     "instances": [{"profile": name, "count": int(count)} for count, name in split],
+                    "allowEmpty": wanted == [],
                     "plan": {"name": "p", "uid": "uid-p", "generation": 1},
                     "disruption": {"policy": "WaitForIdle", "timeout": "10m"},
                     **more,
@@ -391,7 +400,7 @@ class ToyNode:
     def _admit(self, pod: ToyPod) -> None:
         if self.pods.get(pod.uid) is not pod:
             return  # deleted before the kubelet came to it
-        held = {p.device for p in self.pods.values() if p.phase == "Running"}
+        held = {device for p in self.pods.values() if p.phase == "Running" for device in p.devices}
         free = sorted(d for d, (resource, _) in self.offers.items() if resource == pod.resource and d not in held)
         self.changes += 1
         if not free:
@@ -432,9 +441,9 @@ class ToyNode:
         node = Node(labels, self.taints, self.cordoned, True, allocatable, bool(self.annotations))
         pods = tuple(self._pod(p) for p in sorted(self.pods.values(), key=lambda p: p.name) if p.bound)
         devices = tuple(
-            PodDevices("ml", p.name, p.resource, (p.device,))
+            PodDevices("ml", p.name, p.resource, p.devices)
             for p in self.pods.values()
-            if p.phase == "Running" and p.device
+            if p.phase == "Running" and p.devices
         )
         return NodeSeen(
             boot_id=self.boot,
@@ -570,7 +579,7 @@ class ToyNode:
         refused = gpu.refuses.get(type(effect))
         if refused is not None:
             return refused
-        held = {p.device for p in self.pods.values() if p.phase == "Running"}
+        held = {device for p in self.pods.values() if p.phase == "Running" for device in p.devices}
         match effect:
             case DestroyComputeInstances(instance=i) | DestroyGpuInstance(instance=i):
                 used = i in gpu.used or any(gpu.ids().get(device) == i for device in held)
