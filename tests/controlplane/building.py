@@ -41,6 +41,7 @@ PROGRAMS: Final = (
     Program("kube-controller-manager", "kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager"),
     Program("kube-scheduler", "kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler"),
     Program("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl"),
+    Program("kubelet", "kubernetes", "k8s.io/kubernetes/cmd/kubelet"),
 )
 
 

@@ -45,7 +45,7 @@ class ControlPlane:
     """One control plane. Use it as a context, or call `start` and `stop`.
 
     folder: made if need be; gets certificates, logs, audit.log, kubeconfig and etcd's data. programs: the folder of
-    the five programs. leashed: its processes die with this one; False for one that outlives it.
+    the programs. leashed: its processes die with this one; False for one that outlives it.
     """
 
     def __init__(self, folder: Path, programs: Path | None = None, leashed: bool = True) -> None:

@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def bare_programs() -> Path:
-    """The folder of the five programs."""
+    """The folder of the programs."""
     programs = _programs()
     if isinstance(programs, str):
         pytest.fail(programs, pytrace=False)
