@@ -73,6 +73,8 @@ protos:
 lock:
 	uv lock
 	uv export --quiet --frozen --no-emit-project --all-groups --no-header -o requirements.txt
+	uv export --quiet --frozen --no-emit-project --no-dev --no-header -o requirements-image.txt
+	uv export --quiet --frozen --no-emit-project --only-group build --no-header -o requirements-build.txt
 
 clean:
 	rm -rf .venv dist .mypy_cache .ruff_cache .hypothesis
