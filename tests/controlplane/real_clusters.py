@@ -39,7 +39,8 @@ class RealCluster:
     """One cluster. Use it as a context, or call `start` and `stop`.
 
     folder: for the control plane, with all logs. spec: the node's GPUs. base: the overlay of deploy/ that migd is
-    installed by. migd: whether it is installed at all.
+    installed by. migd: whether it is installed at all. instead: a program in one file that runs as the agent, such as
+    one that kills itself where a test says.
     """
 
     def __init__(
@@ -49,15 +50,17 @@ class RealCluster:
         *,
         base: str = "simulated",
         migd: bool = True,
+        instead: Path | None = None,
         programs: Path | None = None,
         say: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self.plane = ControlPlane(folder, programs)
         labels = node_labels(HELM, "mixed", parse_spec(spec)[0].name)
-        self.real = RealNode(self.plane, NODE, spec, labels)
+        self.real = RealNode(self.plane, NODE, spec, labels, tools=[instead] if instead else [])
         self.nodes = {NODE: self.real}
         self._base = base
         self._migd = migd
+        self._instead = instead.name if instead else ""
         self._say = say
         self._ports = Ports()
 
@@ -109,7 +112,8 @@ class RealCluster:
         folder.mkdir(exist_ok=True)
         server = ("127.0.0.1", self.plane.port)
         ports = {program: self._ports.take() for program in (OPERATOR, AGENT)}
-        document = overlay(folder.resolve(), self.real.keys.name, server, ports, self.real.spec, self._base)
+        name, spec = self.real.keys.name, self.real.spec
+        document = overlay(folder.resolve(), name, server, ports, spec, self._base, self._instead)
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
         return folder
 

@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
@@ -31,8 +31,8 @@ from migd.sim import SimHost
 
 TOOLS: Final = "localhost/migd-tests:1"
 """The image of what runs on the node besides migd: the device plugin, and what computes in pods."""
+TOOLS_AT: Final = "/opt/migd-tests"
 _TOOLS: Final = ("__init__.py", "computing.py", "nodes_sockets.py", "plugin.py")
-_TOOLS_AT: Final = "opt/migd-tests"
 _HERE: Final = Path(__file__).parent
 _TURN_S: Final = 900.0
 _READY_S: Final = 90.0
@@ -43,7 +43,7 @@ class RealNode:
     """One node. `begin` beside whatever else starts; then `start`, and `stop`. Or use it as a context.
 
     spec: its GPUs. labels: of the Node. seed: of the GPUs' UUIDs, its name where not given. The simulated GPUs are
-    made at the start; calls to them take a tenth of the real time.
+    made at the start; calls to them take a tenth of the real time. tools: more files for the image TOOLS.
     """
 
     def __init__(
@@ -54,12 +54,14 @@ class RealNode:
         labels: Mapping[str, str] | None = None,
         seed: str = "",
         programs: Path | None = None,
+        tools: Sequence[Path] = (),
     ) -> None:
         self.name = name
         self.spec = spec
         self._plane = plane
         self._labels = dict(labels or {})
         self._seed = seed or name
+        self._tools = tools
         self._cache = cache_home() / FOLDER
         self.keys, self._archive, self._root = found_root(self._cache)
         self._programs = programs or plane.programs
@@ -95,8 +97,10 @@ class RealNode:
             base = Base.of(self._archive)
             user = {"User": "0:0", "Cmd": None}
             pause = image(base, PAUSE, {**user, "Entrypoint": ["/bin/sleep", "infinity"]})
-            files = {f"{_TOOLS_AT}/controlplane/{name}": (_HERE / name).read_bytes() for name in _TOOLS}
-            variables = [*base.config["config"]["Env"], f"PYTHONPATH=/{_TOOLS_AT}", "GRPC_VERBOSITY=ERROR"]
+            at = TOOLS_AT.lstrip("/")
+            files = {f"{at}/controlplane/{name}": (_HERE / name).read_bytes() for name in _TOOLS}
+            files |= {f"{at}/{path.name}": path.read_bytes() for path in self._tools}
+            variables = [*base.config["config"]["Env"], f"PYTHONPATH={TOOLS_AT}", "GRPC_VERBOSITY=ERROR"]
             command = {"Entrypoint": ["python3", "-m", "controlplane.computing"]}
             tools = image(base, TOOLS, {**user, **command, "Env": variables}, layer(files))
             for archive in (pause, tools):
@@ -141,6 +145,7 @@ class RealNode:
         if self._place is not None:
             shutil.copytree(self._place.pod_logs, self._plane.logs / "pods" / self.name, dirs_exist_ok=True)
             shutil.rmtree(self._place.folder, ignore_errors=True)
+            self._place = None
         self._ports.close()
         if self._turn is not None:
             self._turn.close()

@@ -16,7 +16,7 @@ from typing import Final
 from controlplane.api import Json
 from controlplane.deploying import DEPLOY
 from controlplane.nodes_styles import HELM, plugin_manifests
-from controlplane.real_node import TOOLS
+from controlplane.real_node import TOOLS, TOOLS_AT
 
 STATE: Final = "/var/lib/migd"
 _MACHINE: Final = f"{STATE}/gpus.json"
@@ -40,11 +40,18 @@ AGENT: Final = Program("DaemonSet", "migd-agent", "agent", 6)
 
 
 def overlay(
-    folder: Path, image: str, server: tuple[str, int], ports: Mapping[Program, int], spec: str, base: str = "simulated"
+    folder: Path,
+    image: str,
+    server: tuple[str, int],
+    ports: Mapping[Program, int],
+    spec: str,
+    base: str = "simulated",
+    instead: str = "",
 ) -> Json:
     """The kustomization of a folder. image: its whole name; server: the API server; spec: the GPUs of an agent.
 
-    ports: on which the programs answer probes, on loopback. base: which of deploy/overlays.
+    ports: on which the programs answer probes, on loopback. base: which of deploy/overlays. instead: the file in the
+    image TOOLS that runs as the agent; "" for the agent.
     """
     name, _, tag = image.rpartition(":")
     return {
@@ -59,6 +66,7 @@ def overlay(
                 for program, port in ports.items()
             ),
             _patch(AGENT, json.dumps(_simulating(spec))),
+            *([_patch(AGENT, json.dumps(_instead(instead)))] if instead else ()),
         ],
     }
 
@@ -96,6 +104,14 @@ def _simulating(spec: str) -> Json:
         "metadata": {"name": AGENT.name, "namespace": "migd-system"},
         "spec": {"template": {"spec": {"containers": [container]}}},
     }
+
+
+def _instead(file: str) -> list[Json]:
+    container = "/spec/template/spec/containers/0"
+    return [
+        {"op": "replace", "path": f"{container}/image", "value": TOOLS},
+        {"op": "replace", "path": f"{container}/command", "value": ["python3", f"{TOOLS_AT}/{file}"]},
+    ]
 
 
 def device_plugin(strategy: str = "mixed") -> list[Json]:

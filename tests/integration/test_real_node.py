@@ -77,6 +77,7 @@ def test_a_program_is_a_pod_of_the_built_image_with_a_token_of_its_own(
     assert re.search(rf"^Uid:\t{uid}\t{uid}\t", status, re.MULTILINE)
     (root,) = re.findall(r"^\S+ \S+ \S+ \S+ / (\S+)", Path(f"/proc/{pid}/mountinfo").read_text(), re.MULTILINE)
     assert "ro" in root.split(","), "the root file system is read-only"
+    assert "kopf ended" not in real_cluster.log(pod), "nobody has a name where it runs"
 
 
 def test_every_gpu_has_a_partition_and_the_plugin_offers_what_is_there(real_cluster: RealCluster):
