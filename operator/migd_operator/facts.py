@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from migd.kube.owed import OWED
 from migd.plans.partitions import Partition
-from migd.plans.plan import LabelSelector, Plan
+from migd.plans.plan import Plan
 from migd.plans.statuses import PlanStatus
 
 HOLD: Final = "migd.dev/hold"
@@ -133,16 +133,3 @@ class Fleet:
     nodes: tuple[NodeFacts, ...]
     now: datetime
     invalid: tuple[InvalidPlan, ...] = ()
-
-
-def selects_node(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
-    """Whether a label selector matches, as Kubernetes has it: NotIn also matches where the label is absent."""
-    if any(labels.get(key) != value for key, value in selector.match_labels.items()):
-        return False
-    for need in selector.match_expressions:
-        there = need.key in labels
-        listed = there and labels[need.key] in need.values
-        holds = {"In": listed, "NotIn": not listed, "Exists": there, "DoesNotExist": not there}[need.operator]
-        if not holds:
-            return False
-    return True

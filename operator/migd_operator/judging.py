@@ -19,7 +19,7 @@ from migd_operator.facts import PlanFacts
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a rule would do on a GPU once nothing blocks.
+    """What a rule would do on a GPU once nothing blocks. evict: instances in use that go, each a pod or more.
 
     profile: the one profile that it is cut into, None where several or none. refused: it can never be; reason and
     message say why, or what is in the way now.
@@ -30,6 +30,7 @@ class Judged:
     keep: Counts = ()
     destroy: Counts = ()
     create: Counts = ()
+    evict: int = 0
     mode_change: Literal["Enable", "Disable"] | None = None
     reset: bool = False
     changes: bool = False
@@ -110,6 +111,8 @@ def _judged(facts: PlanFacts, number: int, partition: Partition, gpu: SeenGpu) -
         return judged
     if found.blocked.reason == "GPUUnhealthy":
         return replace(judged, reason="GPUUnhealthy", message=gpu.trouble)
+    if spec.disruption.policy == "Evict" and all(b.reason == "InUse" and b.instance for b in found.blocked.by):
+        return replace(judged, evict=len(in_use))
     if found.blocked.reason == "InUse":
         what = summary(in_use) or "the GPU as a whole"
         return replace(judged, reason="InUse", message=f"in use: {what}")
@@ -145,6 +148,8 @@ def _desired(facts: PlanFacts, number: int) -> Desired:
             {
                 "policy": spec.disruption.policy,
                 "timeout": duration_of(spec.disruption.timeout_s),
+                "protect": spec.disruption.protect,
+                "allow": spec.disruption.allow,
             }
         ),
         on_failure=spec.on_failure,
