@@ -19,6 +19,7 @@ from migd.kube.following import TIMING, Follower, Timing
 from migd.kube.leases import LEASES, Claim, Expiry, Held, HeldBy, Lease, claimed, released
 from migd.kube.nodes import NODES, Node, NodeChange, operations, without_annotation
 from migd.kube.ownership import NOTHING_APPLIED, Digest, wanted
+from migd.kube.pods import PODS, Pod, eviction
 from migd.kube.ports import Cluster
 from migd.kube.stored import EVERYWHERE, OURS, Interner, Kind, Stored, Where
 from migd.kube.transport import Throttle, Transport, Verbs
@@ -167,6 +168,10 @@ class ApiCluster(Cluster):
             return seen
         patch = without_annotation(seen, key)
         return self._noted(kind, await self._verbs.patch(kind.path(seen.name, seen.namespace), patch))
+
+    async def evict(self, pod: Stored[Pod], grace_s: int | None) -> None:
+        """See `Writes`."""
+        await self._verbs.create(PODS.path(pod.name, pod.namespace, "eviction"), eviction(pod, grace_s))
 
     async def change_node(self, seen: Stored[Node], change: NodeChange) -> Stored[Node]:
         """See `NodeWrites`."""

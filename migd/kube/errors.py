@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 Json = dict[str, Any]
@@ -50,6 +50,23 @@ class DeniedError(KubeError):
     """The rights or a policy do not allow it: a person has to; tell them, and try again slowly."""
 
 
+class EndingError(DeniedError):
+    """The namespace is being deleted, and takes nothing new: what is in it goes by itself."""
+
+
+class BudgetError(KubeError):
+    """A PodDisruptionBudget does not let the pod be evicted now: ask again in a few seconds, and say so.
+
+    message: which budget and why, as far as the API server tells; budgets are looked up by their selectors to be
+    sure. several: more than one budget has the pod, which the API server refuses whatever they allow: a person has to.
+    """
+
+    def __init__(self, request: str, code: int, said: str, several: bool = False, cause: str = "") -> None:
+        self.several = several
+        self.message = cause or said
+        super().__init__(request, code, f"{said} {cause}".strip())
+
+
 class RefusedError(KubeError):
     """The API server does not take this content, and will not take it the next time either."""
 
@@ -63,11 +80,17 @@ def error_of(request: str, code: int, headers: Mapping[str, str], body: Json) ->
 
     Source: apimachinery's errors.go. A policy denies with 422 and no cause of a field unless it says a reason; a
     JSON patch whose test fails answers 422 as well, with a text of its own, and so does an apply to another object
-    of that name than the one whose uid is in the body.
+    of that name than the one whose uid is in the body. A budget refuses with 429 or, where its status makes no
+    sense, with 403; both say the cause.
     """
     said = str(body.get("message") or body.get("reason") or "no message")
+    causes = {str(cause.get("reason", "")): str(cause.get("message", "")) for cause in _causes(body)}
+    if _BUDGET in causes or (code == 500 and _SEVERAL in said):
+        return BudgetError(request, code, said, _BUDGET not in causes, causes.get(_BUDGET, ""))
     if code == 429 or code >= 500:
         return UnavailableError(request, code, said, _retry_after_s(headers, body))
+    if code == 403 and _ENDING in causes:
+        return EndingError(request, code, said)
     if code in (401, 403):
         return DeniedError(request, code, said)
     if code == 422 and (_is_failed_test(said, body) or _is_another(said)):
@@ -78,12 +101,19 @@ def error_of(request: str, code: int, headers: Mapping[str, str], body: Json) ->
 
 
 _BY_CODE: Final[Mapping[int, type[KubeError]]] = {404: MissingError, 409: ConflictError, 410: StaleError}
+_BUDGET: Final = "DisruptionBudget"  # the API's policy/v1, DisruptionBudgetCause
+_SEVERAL: Final = "more than one PodDisruptionBudget"
+_ENDING: Final = "NamespaceTerminating"
 _TEST_FAILED: Final = "the server rejected our request due to an error in our request"
 """What a JSON patch that cannot be applied is answered with, whatever the cause."""
 
 
+def _causes(body: Json) -> Sequence[Json]:
+    return (body.get("details") or {}).get("causes") or ()
+
+
 def _is_failed_test(said: str, body: Json) -> bool:
-    return said == _TEST_FAILED and not (body.get("details") or {}).get("causes")
+    return said == _TEST_FAILED and not _causes(body)
 
 
 def _is_another(said: str) -> bool:

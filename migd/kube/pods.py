@@ -1,17 +1,19 @@
-"""Pods: what we read of them. Nothing here writes one."""
+"""Pods: what we read of them, whether one may be evicted, and what is asked for then."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
 from migd.kube.errors import Json
 from migd.kube.nodes import TAINT
-from migd.kube.stored import Interner, Kind, Where
+from migd.kube.stored import Interner, Kind, Stored, Where
+from migd.plans.matching import matches
+from migd.plans.plan import LabelSelector
 
 _GPU: Final = "nvidia.com/"
 _CLIENT: Final = "nvidia.com/gpu.deploy."
@@ -25,8 +27,8 @@ class Pod:
 
     node_name: "" while not bound. phase: as the kubelet tells. gpus: what it asks for under nvidia.com/, over all its
     containers, as (resource, number) by name. claims: it asks for devices by resource claims.
-    owner: kind of its controller, "" for a pod nobody would make again. mirror: a static pod's shadow.
-    empty_dir: it has a volume that is lost with it. containers: their names, init containers left out.
+    owner: kind of its controller, "" for a pod nobody would make again; owner_uid: which. mirror: a static pod's
+    shadow. empty_dir: it has a volume that is lost with it. containers: their names, init containers left out.
     container_ids: of those that were started, without their runtime's name, init containers included.
     tolerates: our taint does not keep it away. clients: labels of the GPU Operator's by which it chooses its node.
     """
@@ -43,6 +45,7 @@ class Pod:
     container_ids: tuple[str, ...] = ()
     tolerates: bool = False
     clients: tuple[str, ...] = ()
+    owner_uid: str = ""
 
     @property
     def terminal(self) -> bool:
@@ -55,22 +58,56 @@ def on_node(name: str) -> Where:
     return Where(fields=f"spec.nodeName={name}")
 
 
+def may_not_go(pod: Pod, protect: LabelSelector | None, allow: Collection[str]) -> str:
+    """Why a pod may not be evicted, for people; "" where it may.
+
+    protect: pods never to be evicted; None for none, an empty selector for all. allow: what is done all the same, of
+    "EmptyDir" and "Unmanaged". Source: kubectl's drain/filters.go; what has ended may go, but a static pod's shadow.
+    """
+    if pod.mirror:
+        return "it is a static pod: only its file on the node can end it"
+    if pod.terminal:
+        return ""
+    if pod.owner == "DaemonSet":
+        return "a DaemonSet's pod comes straight back"
+    if protect is not None and matches(protect, pod.labels):
+        return "disruption.protect has it"
+    if not pod.owner and "Unmanaged" not in allow:
+        return "it has no controller, so nobody would make it again; disruption.allow: [Unmanaged] lets it go"
+    if pod.empty_dir and "EmptyDir" not in allow:
+        return "what is in its emptyDir would be lost; disruption.allow: [EmptyDir] lets it go"
+    return ""
+
+
+def eviction(pod: Stored[Pod], grace_s: int | None) -> Json:
+    """What is posted to have this very pod evicted. grace_s: seconds to end in; None is the pod's own."""
+    grace = {} if grace_s is None else {"gracePeriodSeconds": grace_s}
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod.name, "namespace": pod.namespace},
+        "deleteOptions": {"preconditions": {"uid": pod.uid}, **grace},
+    }
+
+
 def _pod(document: Json, same: Interner) -> Pod:
     metadata, spec = document["metadata"], document["spec"]
     running = spec.get("containers") or ()
+    controller: Json = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), {})
     return Pod(
         node_name=same(spec.get("nodeName", "")),
         phase=same((document.get("status") or {}).get("phase", "")),
         labels=same.mapping(metadata.get("labels")),
         gpus=same(_gpus(running, spec.get("initContainers") or ())),
         claims=bool(spec.get("resourceClaims")),
-        owner=same(next((o["kind"] for o in metadata.get("ownerReferences") or () if o.get("controller")), "")),
+        owner=same(controller.get("kind", "")),
         mirror=_MIRROR in (metadata.get("annotations") or {}),
         empty_dir=any("emptyDir" in volume for volume in spec.get("volumes") or ()),
         containers=same(tuple(c["name"] for c in running)),
         container_ids=_container_ids(document.get("status") or {}),
         tolerates=any(_tolerates(t) for t in spec.get("tolerations") or ()),
         clients=same(tuple(sorted(k for k in spec.get("nodeSelector") or {} if k.startswith(_CLIENT)))),
+        owner_uid=same(controller.get("uid", "")),
     )
 
 

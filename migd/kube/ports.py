@@ -10,6 +10,7 @@ from migd.kube.errors import Json
 from migd.kube.events import Note
 from migd.kube.leases import Claim, Held, HeldBy
 from migd.kube.nodes import Node, NodeChange
+from migd.kube.pods import Pod
 from migd.kube.stored import EVERYWHERE, Kind, Stored, Where
 
 T = TypeVar("T")
@@ -90,6 +91,17 @@ class Writes(Protocol):
         """Take one of our annotations off an object, whoever wrote it, if it says what was seen.
 
         None is no request. ConflictError where it, or the object, is another now.
+        """
+        ...
+
+    async def evict(self, pod: Stored[Pod], grace_s: int | None) -> None:
+        """Ask for the eviction of this pod and no other of its name; returns once it is accepted: the pod is going.
+
+        pod: as `get` just had it, not a cache: under a budget the answer for another pod of that name is the
+        budget's, or uses it up. grace_s: seconds to end in; None is the pod's own. One call, never repeated here:
+        after an UnavailableError it may be accepted all the same, so get the pod again first.
+        MissingError: it is gone. ConflictError: another pod has its name. BudgetError: a budget forbids it.
+        EndingError: its namespace is being deleted, and the pod with it. DeniedError: no rights.
         """
         ...
 
