@@ -109,6 +109,9 @@ GOOD: Final = (
     _spec("priority-least", "", priority=-1_000_000_000),
     _spec("priority-most", "", priority=1_000_000_000),
     _spec("protect-everything", "", disruption={"protect": {}}),
+    _spec("grace-longest", "", disruption={"gracePeriodSeconds": 604_800}),
+    _spec("evictions-none", "", disruption={"policy": "Evict", "maxEvictions": 0}),
+    _spec("evictions-allowed", "", disruption={"policy": "Evict", "maxEvictions": 1_000_000, "allow": []}),
     _spec("nulls", "", disruption={"gracePeriodSeconds": None, "maxEvictions": None, "protect": None}),
     _two("all-last", "", {"indices": [7]}, ALL),
     _two("all-narrowed-first", "", {"all": True, "indices": [7]}, ALL),
@@ -243,6 +246,11 @@ BAD: Final = (
             ("value", "is not a label's value", {"key": "a", "operator": "In", "values": ["b c"]}),
             ("operator", "Unsupported value", {"key": "a", "operator": "in", "values": ["b"]}),
         )
+    ),
+    _spec(
+        "protect-values",
+        "operator In needs values",
+        disruption={"protect": {"matchExpressions": [{"key": "a", "operator": "In"}]}},
     ),
     _spec("protect-label", "not a label's name", disruption={"protect": {"matchLabels": {"a b": "c"}}}),
     Doc("no-rules", {**plan("test"), "spec": {"nodeSelector": {}, "rules": []}}, "must not be empty: a list of {gpus"),

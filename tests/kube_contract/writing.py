@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kube_contract.objects import API, BOARD, OBSERVED, condition, desired, partition
+from kube_contract.objects import API, BOARD, NOW, OBSERVED, condition, desired, partition
 from kube_contract.reading import AT, nowhere
 from kube_contract.worlds import Side, World
 from migd.kube.errors import ConflictError, DeniedError, MissingError, RefusedError, UnavailableError
@@ -55,12 +55,42 @@ def test_a_whole_wish_and_a_whole_status_are_known_again_after_a_restart(side: S
                 "victims": [{"namespace": "default", "name": "p", "uid": "u"}],
             }
         }
-        for manager, body, subresource in ((ME, WISH, ""), (OTHER, status, "status")):
-            for writes in (1, 1):
+        answer = {"podUID": "u", "code": 429, "podDisruptionBudgets": ["x", "y"], "at": NOW}
+        answers = {"status": {"evictions": [answer], "conditions": [condition("Assigned")]}}
+        for manager, body, subresource, writes in (
+            (ME, WISH, "", 1),
+            (OTHER, status, "status", 1),
+            (ME, answers, "status", 2),
+        ):
+            for _ in range(2):
                 async with world.cluster(manager) as cluster:
                     seen = await cluster.get(PARTITIONS, name)
                     await cluster.apply(PARTITIONS, name, body, seen, subresource)
                 assert len(world.writes(manager, name)) == writes
+
+    side.run(test)
+
+
+def test_the_agents_victims_and_the_operators_answers_stand_side_by_side(side: Side):
+    async def test(world: World) -> None:
+        name = await made(world)
+        victims = {"victims": [{"namespace": "default", "name": f"p-{uid}", "uid": uid} for uid in ("a", "b")]}
+        refused = {"podUID": "a", "code": 429, "reason": "DrainBlocked", "podDisruptionBudgets": ["x"], "at": NOW}
+        going = [{"podUID": uid, "code": 201, "at": NOW} for uid in ("a", "b")]
+        async with world.cluster(OTHER) as agent, world.cluster(ME) as operator:
+            await agent.apply(PARTITIONS, name, {"status": victims}, await agent.get(PARTITIONS, name), "status")
+            seen = await operator.get(PARTITIONS, name)
+            for answers in ([refused], going, going[1:]):
+                said = {"evictions": answers, "conditions": [condition("Assigned")]}
+                seen = await operator.apply(PARTITIONS, name, {"status": said}, seen, "status")
+                assert [(e.pod_uid, e.code) for e in seen.value.status.evictions] == [
+                    (answer["podUID"], answer["code"]) for answer in answers
+                ]
+                assert [pod.uid for pod in seen.value.status.victims] == ["a", "b"]
+            fewer = {"status": {"victims": victims["victims"][1:]}}
+            told = await agent.apply(PARTITIONS, name, fewer, await agent.get(PARTITIONS, name), "status")
+            assert [pod.uid for pod in told.value.status.victims] == ["b"]
+            assert [answer.pod_uid for answer in told.value.status.evictions] == ["b"]
 
     side.run(test)
 

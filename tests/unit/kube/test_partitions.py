@@ -38,7 +38,8 @@ TOLD: Json = {
 
 
 def gpu(name: str) -> Json:
-    body = partition(name, desired=desired(), assignment={"id": "0123456789abcdef", "gpus": 8})
+    wish = {**desired(), "disruption": {"policy": "Evict", "timeout": "30m", "protect": {"matchLabels": {"a": "b"}}}}
+    body = partition(name, desired=wish, assignment={"id": "0123456789abcdef", "gpus": 8})
     body["metadata"] |= {"labels": {"a": "b"}, "annotations": {"migd.dev/hold": ""}}
     return stored(body, TOLD)
 
@@ -54,6 +55,7 @@ def test_a_cached_partition_equals_the_one_that_a_document_is():
 def test_what_gpus_have_in_common_is_one_object():
     reader = Reader(PARTITIONS, "me", Interner())
     one, two = (reader.read(gpu(name)).value for name in ("gpu-a", "gpu-b"))
+    assert one.spec.desired.disruption.protect is not None
     for of in (
         lambda p: p.spec.node_name,
         lambda p: p.spec.desired,

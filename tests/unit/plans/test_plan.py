@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from unit.plans.texts import document, everywhere, plan, problems
 
-from migd.plans.plan import Plan, cluster_notes, document_of, plan_of
+from migd.plans.plan import LabelExpression, LabelSelector, Plan, cluster_notes, document_of, plan_of
 from migd.plans.problems import BadInput
 from migd.plans.reading import read
 
@@ -63,6 +63,19 @@ def test_defaults_are_those_of_the_design():
 
 def test_null_for_an_optional_part_means_left_out():
     assert plan(OFF, disruption={"gracePeriodSeconds": None, "maxEvictions": None, "protect": None}) == plan(OFF)
+
+
+def test_no_pods_and_all_pods_are_two_things_to_protect():
+    none, every = plan(OFF, disruption={"protect": None}), plan(OFF, disruption={"protect": {}})
+    assert (none.spec.disruption.protect, every.spec.disruption.protect) == (None, LabelSelector())
+    assert plan_of(document_of(every)) == every != none
+
+
+def test_equal_selectors_are_one_key_in_whatever_order_their_labels_were_written():
+    one, same = (LabelSelector(match_labels=labels) for labels in ({"a": "1", "b": "2"}, {"b": "2", "a": "1"}))
+    need = LabelExpression(key="a", operator="Exists")
+    others = (LabelSelector(), LabelSelector(match_labels={"a": "1"}), LabelSelector(match_expressions=(need,)))
+    assert len({one, same, *others}) == 4
 
 
 def test_a_plan_cannot_be_changed():
@@ -309,7 +322,9 @@ def test_a_single_machine_says_in_one_note_which_fields_concern_clusters():
     found = read(FULL)
     assert isinstance(found, Plan)
     (note,) = cluster_notes(found)
-    for field in ("nodeSelector", "priority", "rollout", "approval", "disruption.policy: Evict", "disruption.protect"):
+    for field in ("nodeSelector", "priority", "rollout", "approval", "drift", "owner", "disruption.policy: Evict"):
         assert field in note
+    for part in ("gracePeriodSeconds", "maxEvictions", "protect", "allow"):
+        assert f"disruption.{part}" in note
     assert cluster_notes(plan(OFF)) == ()
     assert cluster_notes(plan(OFF, foreignInstances="Adopt", onFailure="Hold", disruption={"timeout": "5m"})) == ()
