@@ -16,6 +16,7 @@ from migd.kube.owed import OWED
 from migd.kube.transport import Transport
 from migd.plans.partitions import Partition, Pod
 from migd.sim.cluster import SimRequest
+from migd.sim.cluster_faults import NONE, Chances
 
 Json = dict[str, Any]
 SPACE = "team-a"
@@ -30,8 +31,8 @@ class DrainWorld(World):
     not come to an end. believed: pods that the agents take to be there still, by name.
     """
 
-    def __init__(self, seed: int = 0, *, lingers: bool = False) -> None:
-        super().__init__(seed)
+    def __init__(self, seed: int = 0, chances: Chances = NONE, *, lingers: bool = False) -> None:
+        super().__init__(seed, chances)
         self.lingers = lingers
         self.stuck: set[str] = set()
         self.believed: dict[str, Pod] = {}

@@ -13,8 +13,10 @@ from unit.migd_operator.fleets import answered, gpu_name, remade
 
 from migd.plans.partitions import Pod
 from migd.sim.cluster import SimRequest
+from migd.sim.cluster_faults import Chances
 
 HALVES = {"profile": "3g.40gb", "count": 2}
+SEEDS = 4
 EVICT = {"policy": "Evict"}
 GPU0, GPU1 = gpu_name("n0", 0), gpu_name("n0", 1)
 
@@ -369,6 +371,38 @@ def test_of_two_operators_that_change_places_in_the_middle_of_a_call_nobody_is_e
     world = play(story, DrainWorld(lingers=True))
     assert sorted(world.evicted()) == ["a", "b"]
     assert world.counted() == (2, [])
+
+
+def test_faults_by_seed_evict_nobody_twice_and_no_more_than_may_be(first_seed: int, soak: int):
+    for seed in range(first_seed, first_seed + SEEDS * soak):
+        most = 3 + seed % 4
+
+        async def story(world: DrainWorld, most: int = most) -> None:
+            for k, pods in enumerate(("abc", "de")):
+                world.add_node(f"n{k}", "7g.80gb", "7g.80gb")
+                for at, name in enumerate(pods):
+                    gpus = [gpu_name(f"n{k}", index) for index in ((0, 1) if at == 0 else (at % 2,))]
+                    world.add_pod(name, *gpus, node=f"n{k}", app=name, terminationGracePeriodSeconds=20)
+            world.budget("guard", 0, "b")
+            world.plan("p", HALVES, disruption={**EVICT, "maxEvictions": most}, rollout={"maxUnavailable": 2})
+            async with world.operator("a", seed=world.seed), world.operator("b", seed=world.seed + 1):
+                for second in range(0, 600, 2):
+                    if second == 200:
+                        world.budget("guard", 1, "b")
+                    if second == 400:
+                        world.server.faults.calm()
+                    _check(world, most)
+                    await asyncio.sleep(2)
+
+        world = play(story, DrainWorld(seed, Chances(request=0.08, watch=0.04), lingers=seed % 2 == 0))
+        assert world.counted()[1] == [], f"seed {seed}"
+        assert ready(world) or len(world.evicted()) < 5, f"seed {seed}"
+        assert most < 5 or ready(world), f"seed {seed}"
+
+
+def _check(world: DrainWorld, most: int) -> None:
+    evicted, (counted, pending) = world.evicted(), world.counted()
+    assert len(set(evicted)) == len(evicted) <= counted + len(pending) <= most, f"seed {world.seed}"
 
 
 def test_an_operator_that_takes_over_with_a_late_cache_makes_no_count_smaller():
