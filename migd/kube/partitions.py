@@ -119,5 +119,9 @@ PARTITIONS: Final = Kind(
     "GPUPartition",
     "gpupartitions",
     _partition,
-    list_maps={("status", "conditions"): ("type",)},
+    list_maps={
+        ("status", "conditions"): ("type",),
+        ("status", "victims"): ("uid",),
+        ("status", "evictions"): ("podUID",),
+    },
 )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from migd.mig.profiles import ProfileName
-from migd.plans.problems import LATER, shown, wrong
+from migd.plans.problems import shown, wrong
 
 COUNT_MAX: Final = 64
 """More instances than this on one GPU is a slip of the hand: no GPU holds even 16."""
@@ -103,17 +103,6 @@ def check_pci(value: object) -> object:
 def pci_key(device_id: str) -> str:
     """A PCI device id without what does not matter in it: 0x and case."""
     return device_id.lower().removeprefix("0x")
-
-
-def not_yet(word: str) -> Callable[[object], object]:
-    """A validator: a word that a later version will take is refused with a sentence that says so."""
-
-    def check(value: object) -> object:
-        if value == word:
-            raise wrong(f"{word} is not in this version yet", LATER)
-        return value
-
-    return check
 
 
 def only_true(value: object) -> object:

@@ -1,4 +1,4 @@
-"""Which rule of a plan decides on which GPU of a node."""
+"""What selectors match: which rule of a plan decides on which GPU of a node, and labels."""
 
 from __future__ import annotations
 

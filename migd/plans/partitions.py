@@ -16,11 +16,17 @@ from migd.mig.profiles import Placement
 from migd.plans.boards import BoardDoc, PlaceDoc, board_of
 from migd.plans.conditions import Condition, Phase, Reason, Time, find
 from migd.plans.fields import Duration, Natural, Tuple, Value
-from migd.plans.plan import API_VERSION, InstanceRule
+from migd.plans.plan import API_VERSION, InstanceRule, LabelSelector, Permission
 from migd.plans.problems import BadInput, problems_of, wrong
 
 KIND: Final = "GPUPartition"
+PODS_MAX: Final = 256
+"""So many victims and evictions at most has one GPU."""
+BUDGETS_MAX: Final = 16
+"""So many disruption budgets at most are named of one pod."""
 Switch = Literal["Enabled", "Disabled"]
+NotGoing = Literal["DrainBlocked", "EvictionBudget", "NoPermission", "Waiting"]
+"""Why a pod that must go does not go now."""
 
 
 class PlanRef(Value):
@@ -32,10 +38,12 @@ class PlanRef(Value):
 
 
 class DesiredDisruption(Value):
-    """How gently, as far as the agent needs it."""
+    """How gently, as far as the agent's choice of what goes depends on it; see `migd.plans.plan.Disruption`."""
 
-    policy: Literal["WaitForIdle"]
+    policy: Literal["WaitForIdle", "Evict"]
     timeout_s: Duration = Field(alias="timeout")
+    protect: LabelSelector | None = None
+    allow: Annotated[tuple[Permission, ...], Tuple] = ()
 
 
 class Desired(Value):
@@ -113,6 +121,21 @@ class BlockerDoc(Value):
     pid: int | None = None
     command: str | None = None
     daemon: str | None = None
+    pod_disruption_budgets: Annotated[tuple[str, ...], Tuple] = Field((), alias="podDisruptionBudgets")
+
+
+class EvictionDoc(Value):
+    """What has come of one victim. code: the HTTP status of its eviction, None where none was asked for.
+
+    reason: why it does not go now, None where it goes or is gone.
+    """
+
+    pod_uid: str = Field(alias="podUID")
+    code: int | None = None
+    reason: NotGoing | None = None
+    pod_disruption_budgets: Annotated[tuple[str, ...], Tuple] = Field((), alias="podDisruptionBudgets")
+    message: str = ""
+    at: Time
 
 
 class Step(Value):
@@ -163,6 +186,8 @@ class PartitionStatus(Value):
     observed: Observed | None = None
     blockers: Annotated[tuple[BlockerDoc, ...], Tuple] = ()
     blockers_left_out: Natural = Field(0, alias="blockersLeftOut")
+    victims: Annotated[tuple[Pod, ...], Tuple] = ()
+    evictions: Annotated[tuple[EvictionDoc, ...], Tuple] = ()
     last_transition: LastTransition | None = Field(None, alias="lastTransition")
     previous: Previous | None = None
 

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from migd.plans.fields import (
+    TIMEOUT_MAX_S,
     Count,
     Duration,
     Glob,
@@ -24,7 +25,6 @@ from migd.plans.fields import (
     Uuid,
     Value,
     most,
-    not_yet,
     once,
     only_true,
     pci_key,
@@ -64,6 +64,10 @@ class LabelSelector(Value):
     match_expressions: Annotated[tuple[LabelExpression, ...], most(64, "expressions"), Tuple] = Field(
         (), alias="matchExpressions"
     )
+
+    def __hash__(self) -> int:
+        """Equal for equal selectors: caches share the wishes of a fleet, and a mapping alone has none."""
+        return hash((tuple(sorted(self.match_labels.items())), self.match_expressions))
 
 
 class GpuSelector(Value):
@@ -154,11 +158,19 @@ class Rule(Value):
         return self
 
 
-class Disruption(Value):
-    """How gently: instances in use are waited for, so long; nothing is evicted in this version."""
+Permission = Literal["EmptyDir", "Unmanaged"]
+"""Pods that may be evicted although something is lost: an emptyDir's data; a pod that nobody makes again."""
 
-    policy: Annotated[Literal["WaitForIdle"], BeforeValidator(not_yet("Evict"))] = "WaitForIdle"
+
+class Disruption(Value):
+    """How gently: when instances in use may be touched, and which pods may go."""
+
+    policy: Literal["WaitForIdle", "Evict"] = "WaitForIdle"
     timeout_s: Duration = Field(1800, alias="timeout")
+    grace_period_s: Annotated[int, Field(ge=1, le=TIMEOUT_MAX_S)] | None = Field(None, alias="gracePeriodSeconds")
+    max_evictions: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(None, alias="maxEvictions")
+    protect: LabelSelector | None = None
+    allow: Annotated[tuple[Permission, ...], once("permission"), Tuple] = ()
 
 
 class Rollout(Value):
@@ -276,6 +288,11 @@ def cluster_notes(plan: Plan) -> tuple[str, ...]:
         ("approval", spec.approval != "Automatic"),
         ("drift", spec.drift != "Correct"),
         ("owner", spec.owner != "Refuse"),
+        ("disruption.policy: Evict", spec.disruption.policy == "Evict"),
+        ("disruption.gracePeriodSeconds", spec.disruption.grace_period_s is not None),
+        ("disruption.maxEvictions", spec.disruption.max_evictions is not None),
+        ("disruption.protect", spec.disruption.protect is not None),
+        ("disruption.allow", bool(spec.disruption.allow)),
     ]
     ignored = [name for name, given in of_clusters if given]
     return (f"ignored on a single machine, they concern clusters: {', '.join(ignored)}",) if ignored else ()

@@ -60,10 +60,6 @@ NOT_IN_V1ALPHA1: Final = {
 }
 """Keys people try that this version has no field for, and what they stand for. Source: docs/plans.md."""
 
-NOT_YET: Final = frozenset({"graceperiodseconds", "maxevictions", "protect", "allow"})
-"""Keys that a later version has, all of them about evictions. Source: docs/plans.md."""
-LATER: Final = "nothing is evicted so far: what must go is waited for until it is idle"
-
 _OTHER_WORDS: Final = {
     "migenabled": "mig",
     "migdevices": "instances",
@@ -103,8 +99,6 @@ def unknown_key(key: str, known: Iterable[str]) -> tuple[str, str]:
     plain = _plain(key)
     if plain in NOT_IN_V1ALPHA1:
         return f"{NOT_IN_V1ALPHA1[plain]} is not in v1alpha1", "leave it out"
-    if plain in NOT_YET:
-        return f"{key} is not in this version yet", LATER
     known = sorted(known)
     meant = _meant(key, known)
     if meant:

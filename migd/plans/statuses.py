@@ -60,6 +60,7 @@ class Totals(Value):
     keep: Natural = 0
     destroy: Natural = 0
     create: Natural = 0
+    evict: Natural = 0
     mode_changes: Natural = Field(0, alias="modeChanges")
     resets: Natural = 0
 
@@ -77,7 +78,9 @@ class ProfileCount(Value):
 
 
 class Group(Value):
-    """GPUs for which the same is done; keep, destroy and create are of each GPU."""
+    """GPUs for which the same is done. keep, destroy and create are of each GPU; evict is over all of them: instances
+    in use that go.
+    """
 
     model: str
     from_layout: str = Field(alias="from")
@@ -88,6 +91,7 @@ class Group(Value):
     keep: Annotated[tuple[ProfileCount, ...], Tuple] = ()
     destroy: Annotated[tuple[ProfileCount, ...], Tuple] = ()
     create: Annotated[tuple[ProfileCount, ...], Tuple] = ()
+    evict: Natural = 0
     mode_change: Literal["Enable", "Disable"] | None = Field(None, alias="modeChange")
     reset: bool = False
     reason: Reason | None = None
@@ -104,6 +108,18 @@ class PlanPreview(Value):
     groups_left_out: Natural = Field(0, alias="groupsLeftOut")
 
 
+class PlanEvictions(Value):
+    """The pods that one generation of a plan has evicted; all of them count for maxEvictions.
+
+    evicted: whose eviction was accepted. pending: by uid, whose eviction may have been asked for and is not answered
+    yet: written before the call, so that none is forgotten.
+    """
+
+    generation: Annotated[int, Field(ge=1)]
+    evicted: Natural = 0
+    pending: Annotated[tuple[str, ...], Tuple] = ()
+
+
 class HistoryEntry(Value):
     """One generation of the plan, carried out or not."""
 
@@ -113,6 +129,7 @@ class HistoryEntry(Value):
     result: Literal["Running", "Succeeded", "Failed", "Superseded"]
     nodes: Natural = 0
     gpus: Natural = 0
+    evicted: Natural = 0
     message: str = ""
 
 
@@ -126,6 +143,7 @@ class PlanStatus(Value):
     nodes: NodeCounts = NodeCounts()
     gpus: GpuCounts = GpuCounts()
     preview: PlanPreview | None = None
+    evictions: PlanEvictions | None = None
     history: Annotated[tuple[HistoryEntry, ...], Tuple] = ()
 
 

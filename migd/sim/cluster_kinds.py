@@ -81,7 +81,11 @@ KINDS: Final = (
         "gpupartitions",
         status=True,
         generation=True,
-        list_maps={("status", "conditions"): ("type",)},
+        list_maps={
+            ("status", "conditions"): ("type",),
+            ("status", "victims"): ("uid",),
+            ("status", "evictions"): ("podUID",),
+        },
         defaults={
             ("spec", "desired"): {
                 "allowEmpty": False,

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Final
 
 from migd.plans.conditions import Reason
-from migd.plans.matching import selects
+from migd.plans.matching import matches, selects
 from migd.plans.partitions import Assignment, Desired, Partition
-from migd_operator.facts import HOLD, InvalidPlan, NodeFacts, PlanFacts, selects_node
+from migd_operator.facts import HOLD, InvalidPlan, NodeFacts, PlanFacts
 from migd_operator.judging import Judge, Judged
 
 NOTHING: Final[Mapping[str, InvalidPlan]] = MappingProxyType({})
@@ -93,7 +93,7 @@ def node_wish(
     duplicates: by partition, the other node that claims the same GPU. invalid: plans that cannot be read, by uid: the
     GPUs that carry the wish of one, and their node's turn with them, stay as they are.
     """
-    here = [p for p in plans if selects_node(p.plan.spec.node_selector, node.labels)]
+    here = [p for p in plans if matches(p.plan.spec.node_selector, node.labels)]
     ordered = sorted(partitions, key=lambda p: (p.gpu.index if p.gpu else -1, p.name))
     claims = [
         _unreadable(partition, invalid) or _claim(node, here, partition, judge, duplicates.get(partition.name))

@@ -1,8 +1,8 @@
 """A plan's preview for its status: what will be done, in groups of GPUs for which the same is done; and its digest.
 
-A digest is 48 hexadecimal digits that carry what an approval needs, so that nothing has to be remembered: 16 name
-the plan and its generation, 16 the preview's content, and 8 each say how many instances go and how many GPUs are
-reset. An approval holds as long as it is of this generation and neither of the two has grown.
+A digest is 56 hexadecimal digits that carry what an approval needs, so that nothing has to be remembered: 16 name
+the plan and its generation, 16 the preview's content, and 8 each say how many instances go, how many pods, and how
+many GPUs are reset. An approval holds as long as it is of this generation and none of the three has grown.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def approved(plan: PlanFacts, preview: PlanPreview) -> bool:
     given = plan.annotations.get(APPROVED, "").strip()
     if len(given) != len(preview.digest) or given[:16] != preview.digest[:16]:
         return False
-    return all(given[at : at + 8] >= preview.digest[at : at + 8] for at in (32, 40))
+    return all(given[at : at + 8] >= preview.digest[at : at + 8] for at in (32, 40, 48))
 
 
 def _digest(plan: PlanFacts, totals: Totals, groups: Sequence[Group]) -> str:
     spec = f"{plan.uid} {plan.generation}"
     content = json.dumps([written(totals), [written(g) for g in groups]], sort_keys=True)
     parts = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in (spec, content)]
-    return "".join(parts) + "".join(f"{min(n, _MOST):08x}" for n in (totals.destroy, totals.resets))
+    return "".join(parts) + "".join(f"{min(n, _MOST):08x}" for n in (totals.destroy, totals.evict, totals.resets))
 
 
 def _model(claim: Claim) -> str:
@@ -93,7 +93,7 @@ def told_of(claim: Claim) -> Judged:
 def _totals(groups: dict[_Key, list[str]]) -> Totals:
     nodes: set[str] = set()
     sums = dict.fromkeys(
-        ("gpus", "unchanged", "refused", "blocked", "keep", "destroy", "create", "mode_changes", "resets"), 0
+        ("gpus", "unchanged", "refused", "blocked", "keep", "destroy", "create", "evict", "mode_changes", "resets"), 0
     )
     for (_, judged), where in groups.items():
         n = len(where)
@@ -106,6 +106,7 @@ def _totals(groups: dict[_Key, list[str]]) -> Totals:
         sums["keep"] += n * _number(judged.keep)
         sums["destroy"] += n * _number(judged.destroy)
         sums["create"] += n * _number(judged.create)
+        sums["evict"] += n * judged.evict
         sums["mode_changes"] += n * (judged.mode_change is not None)
         sums["resets"] += n * judged.reset
     return Totals(nodes=len(nodes), **sums)
@@ -131,6 +132,7 @@ def _group(model: str, judged: Judged, where: list[str]) -> Group:
         keep=_listed(judged.keep),
         destroy=_listed(judged.destroy),
         create=_listed(judged.create),
+        evict=judged.evict * len(where),
         mode_change=judged.mode_change,
         reset=judged.reset,
         reason=judged.reason,

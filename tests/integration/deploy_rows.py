@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from controlplane.api import APPLY, JSON_PATCH, MERGE, Answer, Api
 from integration.deployed import NAMESPACE, PLUGIN_NAMESPACE
-from integration.texts import PARTITIONS, PLANS, condition, desired, partition, plan
+from integration.texts import NOW, PARTITIONS, PLANS, condition, desired, partition, plan
 
 NODES: Final = "/api/v1/nodes"
 LEASES: Final = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
@@ -107,11 +107,15 @@ PLAN: Final = f"{PLANS}/<plan>"
 OWN: Final = [{"apiVersion": "v1", "kind": "Node", "name": "<open>", "uid": "<open uid>"}]
 NOT_OWN: Final = [{"apiVersion": "v1", "kind": "Node", "name": "<other>", "uid": "<other uid>"}]
 TURN: Final = {"id": "0123456789abcdef", "gpus": 1}
+VICTIM: Final = {"namespace": "default", "name": "p", "uid": "u"}
+EVICTED: Final = {"podUID": "u", "code": 201, "at": NOW}
+COUNTED: Final = {"evictions": {"generation": 1, "evicted": 1, "pending": ["u"]}}
 CIDR: Final = {"spec": {"podCIDR": "10.9.0.0/24", "podCIDRs": ["10.9.0.0/24"]}}
 OWN_GPUS: Final = "GPUPartitions of its own node only"
 OWN_LEASE: Final = "Lease of its own node"
 WORDS: Final = "from true to paused-for-mig-change and back only"
-CONDITIONS_ONLY: Final = "the operator writes the conditions AgentAlive and Assigned only"
+ITS_OWN_ONLY: Final = "the operator writes evictions and the conditions AgentAlive and Assigned only"
+NAMES_UID: Final = "an eviction names the uid of its pod"
 FORBIDDEN: Final[list[tuple[str, str, str, Any]]] = [
     ("reads secrets", "GET", "/api/v1/secrets", None),
     ("reads a secret of its namespace", "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/x", None),
@@ -121,7 +125,6 @@ FORBIDDEN: Final[list[tuple[str, str, str, Any]]] = [
     ("forwards a port", "POST", f"{PODS}/<plugin>/portforward", None),
     ("reads a pod's log", "GET", f"{PODS}/<plugin>/log", None),
     ("reaches a kubelet", "GET", f"{OPEN}/proxy/pods", None),
-    ("evicts a pod", "POST", f"{PODS}/<bare>/eviction", {"metadata": {"name": "<bare>"}}),
     ("makes a pod", "POST", PODS, {"metadata": {"name": "x"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}),
     ("changes a pod", "PATCH", f"{PODS}/<plugin>", label("x", "y")),
     ("changes the agents' DaemonSet", "PATCH", f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/migd-agent",
@@ -135,6 +138,17 @@ FORBIDDEN: Final[list[tuple[str, str, str, Any]]] = [
      label("x", "y")),
     ("makes a plan", "POST", PLANS, plan("x")),
 ]  # fmt: skip
+
+
+def eviction(uid: str | None = None, **options: Any) -> dict[str, Any]:
+    """The eviction of the stage's bare pod; with this uid as its precondition, if any."""
+    options |= {} if uid is None else {"preconditions": {"uid": uid}}
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": "<bare>", "namespace": PLUGIN_NAMESPACE},
+        "deleteOptions": options,
+    }
 
 
 def new_gpu() -> dict[str, Any]:
@@ -212,6 +226,14 @@ AGENT_MAY = [
     Row("renews a GPU's object", "agent", "PATCH", MINE, partition("<gpu>", "<open>"), content=APPLY),
     Row("removes a retry", "agent", "PATCH", MINE, note("migd.dev/retry", None)),
     Row("says how a GPU is", "agent", "PATCH", f"{MINE}/status", status(phase="Ready"), content=APPLY),
+    Row(
+        "names who must go",
+        "agent",
+        "PATCH",
+        f"{MINE}/status",
+        status(phase="Draining", victims=[VICTIM]),
+        content=APPLY,
+    ),
     Row("takes its Lease", "agent", "POST", LEASES, lease("<open>", ownerReferences=OWN)),
     Row("reads its Lease", "shut", "GET", f"{LEASES}/<closed>"),
     Row("renews its Lease", "shut", "PUT", f"{LEASES}/<closed>", renewed),
@@ -297,6 +319,10 @@ AGENT_MAY_NOT = [
         "AgentAlive and Assigned are the operator's", APPLY),
     Row("removes what the operator says", "agent", "PATCH", f"{WISHED}/status", {"status": {"conditions": []}},
         "AgentAlive and Assigned are the operator's"),
+    Row("answers for evictions", "agent", "PATCH", f"{MINE}/status", status(evictions=[EVICTED]),
+        "status.evictions is the operator's", APPLY),
+    Row("removes the answers for evictions", "agent", "PATCH", f"{WISHED}/status", {"status": {"evictions": None}},
+        "status.evictions is the operator's"),
     Row("labels a GPU for a plan", "agent", "PATCH", MINE, label("migd.dev/plan", "x"), "label migd.dev/node of"),
     Row("labels a GPU for another node", "agent", "PATCH", MINE, label("migd.dev/node", "<other>"),
         "names its own node"),
@@ -309,7 +335,9 @@ AGENT_MAY_NOT = [
     Row("deletes a GPU's object", "agent", "DELETE", MINE, says=RBAC),
     # what nobody of ours may
     *(Row(f"{words}", "agent", method, path, body, RBAC) for words, method, path, body in FORBIDDEN),
+    Row("evicts a pod", "agent", "POST", f"{PODS}/<bare>/eviction", eviction("<bare uid>"), RBAC),
     Row("approves a plan", "agent", "PATCH", PLAN, note("migd.dev/approved", "x"), RBAC),
+    Row("counts evictions", "agent", "PATCH", f"{PLAN}/status", {"status": COUNTED}, RBAC),
     Row("reads plans", "agent", "GET", PLANS, says=RBAC),
     Row("lists Leases", "agent", "GET", LEASES, says=RBAC),
 ]  # fmt: skip
@@ -319,6 +347,14 @@ OPERATOR_MAY = [
     *reads("operator", "GPUPartition", PARTITIONS, verbs="list watch"),
     *reads("operator", "plan", PLANS, "<plan>"),
     *reads("operator", "Lease", LEASES, verbs="list watch"),
+    *reads("operator", "pod", PODS, "<bare>", verbs="get"),
+    *reads("operator", "budget", f"/apis/policy/v1/namespaces/{PLUGIN_NAMESPACE}/poddisruptionbudgets", verbs="list"),
+    Row("evicts a pod by its uid", "operator", "POST", f"{PODS}/<bare>/eviction", eviction("<bare uid>")),
+    Row("evicts a pod with a grace period", "operator", "POST", f"{PODS}/<bare>/eviction",
+        eviction("<bare uid>", gracePeriodSeconds=30)),
+    Row("answers for evictions", "operator", "PATCH", f"{MINE}/status", status(evictions=[EVICTED]), content=APPLY),
+    Row("forgets evictions", "operator", "PATCH", f"{WISHED}/status", {"status": {"evictions": None}}),
+    Row("counts evictions", "operator", "PATCH", f"{PLAN}/status", {"status": COUNTED}),
     *reads("operator", "ResourceSlice", "/apis/resource.k8s.io/v1/resourceslices", verbs="list watch"),
     *reads("operator", "NodeAccelerator", "/apis/inference.redhat.com/v1alpha1/nodeaccelerators", verbs="list watch"),
     *reads("operator", "GPUReset", "/apis/janitor.dgxc.nvidia.com/v1alpha1/gpuresets", verbs="list watch"),
@@ -378,9 +414,9 @@ OPERATOR_MAY_NOT = [
     Row("writes a node's status", "operator", "PATCH", f"{OPEN}/status",
         {"status": {"capacity": {"x.dev/y": "1"}}}, RBAC),
     Row("deletes a node", "operator", "DELETE", OPEN, says=RBAC),
-    Row("says how a GPU is", "operator", "PATCH", f"{MINE}/status", status(phase="Ready"), CONDITIONS_ONLY, APPLY),
+    Row("says how a GPU is", "operator", "PATCH", f"{MINE}/status", status(phase="Ready"), ITS_OWN_ONLY, APPLY),
     Row("says what a GPU is cut into", "operator", "PATCH", f"{MINE}/status", status(observed={"summary": "x"}),
-        CONDITIONS_ONLY, APPLY),
+        ITS_OWN_ONLY, APPLY),
     Row("says that a GPU is ready", "operator", "PATCH", f"{MINE}/status", status(conditions=[condition("Ready")]),
         "writes AgentAlive and Assigned only", APPLY),
     Row("registers a GPU", "operator", "PATCH", NEW, partition("<new gpu>", "<open>"), "cannot create resource", APPLY),
@@ -395,7 +431,21 @@ OPERATOR_MAY_NOT = [
     Row("takes an agent's Lease", "operator", "POST", LEASES, lease("<other>"), "its own Lease only"),
     Row("renews an agent's Lease", "operator", "PUT", f"{LEASES}/<closed>", renewed, RBAC),
     *(Row(f"{words}", "operator", method, path, body, RBAC) for words, method, path, body in FORBIDDEN),
+    Row("names who must go", "operator", "PATCH", f"{MINE}/status", status(victims=[VICTIM]), ITS_OWN_ONLY, APPLY),
+    Row("says who is in the way", "operator", "PATCH", f"{MINE}/status", status(blockers=[{"reason": "DrainBlocked"}]),
+        ITS_OWN_ONLY, APPLY),
+    Row("evicts a pod by its name", "operator", "POST", f"{PODS}/<bare>/eviction", eviction(), NAMES_UID),
+    Row("evicts a pod of no uid", "operator", "POST", f"{PODS}/<bare>/eviction", eviction(""), NAMES_UID),
+    Row("evicts without options", "operator", "POST", f"{PODS}/<bare>/eviction", {"metadata": {"name": "<bare>"}},
+        NAMES_UID),
+    Row("evicts at the version of an object", "operator", "POST", f"{PODS}/<bare>/eviction",
+        eviction(preconditions={"resourceVersion": "1"}), NAMES_UID),
     Row("lists pods", "operator", "GET", "/api/v1/pods", says=RBAC),
+    Row("deletes a pod", "operator", "DELETE", f"{PODS}/<bare>", says=RBAC),
+    Row("reads a budget", "operator", "GET",
+        f"/apis/policy/v1/namespaces/{PLUGIN_NAMESPACE}/poddisruptionbudgets/x", says=RBAC),
+    Row("widens a budget", "operator", "PATCH",
+        f"/apis/policy/v1/namespaces/{PLUGIN_NAMESPACE}/poddisruptionbudgets/x", {"spec": {"minAvailable": 0}}, RBAC),
     Row("stops the plugin's pod", "operator", "DELETE", f"{PODS}/<plugin>", says=RBAC),
 ]  # fmt: skip
 

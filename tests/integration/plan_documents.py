@@ -35,7 +35,8 @@ rules:
 - gpus: {uuids: [GPU-5c89852c-0000-1111-2222-333344445555]}
   instances: []
   allowEmpty: true
-disruption: {policy: WaitForIdle, timeout: 1h30m}
+disruption: {policy: Evict, timeout: 1h30m, gracePeriodSeconds: 30,
+  maxEvictions: 4, protect: {matchLabels: {keep: "yes"}}, allow: [EmptyDir, Unmanaged]}
 rollout: {maxUnavailable: 25%, pauseOnFailure: false}
 approval: Manual
 paused: true
@@ -107,6 +108,11 @@ GOOD: Final = (
     *(_spec(f"max-unavailable-{n}", "", rollout={"maxUnavailable": n}) for n in (0, 1_000_000, "0%", "100%", "007%")),
     _spec("priority-least", "", priority=-1_000_000_000),
     _spec("priority-most", "", priority=1_000_000_000),
+    _spec("protect-everything", "", disruption={"protect": {}}),
+    _spec("grace-longest", "", disruption={"gracePeriodSeconds": 604_800}),
+    _spec("evictions-none", "", disruption={"policy": "Evict", "maxEvictions": 0}),
+    _spec("evictions-allowed", "", disruption={"policy": "Evict", "maxEvictions": 1_000_000, "allow": []}),
+    _spec("nulls", "", disruption={"gracePeriodSeconds": None, "maxEvictions": None, "protect": None}),
     _two("all-last", "", {"indices": [7]}, ALL),
     _two("all-narrowed-first", "", {"all": True, "indices": [7]}, ALL),
     _two("narrowed-first", "", {"indices": [7], "models": ["*A100*"]}, {"indices": [7]}),
@@ -198,17 +204,13 @@ BAD: Final = (
     _spec("timeout-0s", "must be between 1s and 168h", disruption={"timeout": "0s"}),
     _spec("timeout-200h", "must be between 1s and 168h", disruption={"timeout": "200h"}),
     _spec("timeout-most", "must be between 1s and 168h", disruption={"timeout": "999999h999999m999999s"}),
-    _spec("policy", 'supported values: "WaitForIdle"', disruption={"policy": "waitForIdle"}),
-    _spec("policy-of-later", 'supported values: "WaitForIdle"', disruption={"policy": "Evict"}),
-    *(
-        _spec(f"{key}-of-later", f'unknown field "spec.disruption.{key}"', disruption={key: value})
-        for key, value in (
-            ("gracePeriodSeconds", 30),
-            ("maxEvictions", 4),
-            ("protect", {"matchLabels": {"keep": "yes"}}),
-            ("allow", ["EmptyDir"]),
-        )
-    ),
+    _spec("grace-0", "should be greater than or equal to 1", disruption={"gracePeriodSeconds": 0}),
+    _spec("grace-long", "should be less than or equal to 604800", disruption={"gracePeriodSeconds": 604_801}),
+    _spec("evictions-below-0", "should be greater than or equal to 0", disruption={"maxEvictions": -1}),
+    _spec("evictions-most", "should be less than or equal to 1000000", disruption={"maxEvictions": 1_000_001}),
+    _spec("policy", 'supported values: "WaitForIdle", "Evict"', disruption={"policy": "evict"}),
+    _spec("allow-twice", "Duplicate value", disruption={"allow": ["EmptyDir", "EmptyDir"]}),
+    _spec("allow-everything", 'supported values: "EmptyDir", "Unmanaged"', disruption={"allow": ["Everything"]}),
     *(
         _spec(
             f"max-unavailable-{n}",
@@ -245,6 +247,12 @@ BAD: Final = (
             ("operator", "Unsupported value", {"key": "a", "operator": "in", "values": ["b"]}),
         )
     ),
+    _spec(
+        "protect-values",
+        "operator In needs values",
+        disruption={"protect": {"matchExpressions": [{"key": "a", "operator": "In"}]}},
+    ),
+    _spec("protect-label", "not a label's name", disruption={"protect": {"matchLabels": {"a b": "c"}}}),
     Doc("no-rules", {**plan("test"), "spec": {"nodeSelector": {}, "rules": []}}, "must not be empty: a list of {gpus"),
     Doc("rules-mapping", {**plan("test"), "spec": {"nodeSelector": {}, "rules": {}}}, "must be of type array"),
     Doc("rules-missing", {**plan("test"), "spec": {"nodeSelector": {}}}, "spec.rules: Required value"),

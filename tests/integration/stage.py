@@ -10,7 +10,21 @@ from typing import Self
 from controlplane.api import Answer, Api
 from controlplane.processes import until
 from controlplane.running import ControlPlane
-from integration.deploy_rows import CLIENT, EVENTS, LEASES, PAUSED, PODS, SERIES, TURN, Row, event, label, lease
+from integration.deploy_rows import (
+    CLIENT,
+    EVENTS,
+    EVICTED,
+    LEASES,
+    PAUSED,
+    PODS,
+    SERIES,
+    TURN,
+    Row,
+    event,
+    eviction,
+    label,
+    lease,
+)
 from integration.deployed import EVERYTHING, Deployed, owed
 from integration.texts import PARTITIONS, PLANS, condition, desired, gpu_name, partition, plan
 
@@ -73,7 +87,7 @@ def _nodes(deployed: Deployed, names: dict[str, str], mark: str) -> None:
     names |= {f"{word} uid": deployed.uid_of(names[word]) for word in ("open", "other")}
 
 
-def _objects(deployed: Deployed, names: Mapping[str, str]) -> None:
+def _objects(deployed: Deployed, names: dict[str, str]) -> None:
     admin = deployed.admin
     admin.create(PLANS, plan(names["plan"], nodeSelector={"matchLabels": {"nobody": "x"}})).object()
     for word, node in (("gpu", "open"), ("other gpu", "other"), ("wished gpu", "open")):
@@ -83,13 +97,14 @@ def _objects(deployed: Deployed, names: Mapping[str, str]) -> None:
         admin.patch(f"{PARTITIONS}/{names[word]}", retry).object()
     wished = f"{PARTITIONS}/{names['wished gpu']}"
     admin.patch(wished, {"spec": {"desired": desired(), "assignment": {**TURN, "id": "ffffffff"}}}).object()
-    said = {"status": {"conditions": [condition("Assigned"), condition("AgentAlive")]}}
+    said = {"status": {"conditions": [condition("Assigned"), condition("AgentAlive")], "evictions": [EVICTED]}}
     admin.patch(f"{wished}/status", said).object()
     for name in (names["closed"], "migd-operator"):
         admin.create(LEASES, lease(name))  # the operator's may be there already
     admin.create(EVENTS, event(names["event"])).object()
     bare = {"nodeName": names["open"], "containers": [{"name": "c", "image": "i"}], "tolerations": EVERYTHING}
-    admin.create(PODS, {"metadata": {"name": names["bare"]}, "spec": bare}).object()
+    made = admin.create(PODS, {"metadata": {"name": names["bare"]}, "spec": bare}).object()
+    names["bare uid"] = made["metadata"]["uid"]
 
 
 def _unbound(who: str, policy: str, method: str, path: str, body: object = None) -> Row:
@@ -106,6 +121,7 @@ UNBOUND = [
     _unbound("operator", "operator-nodes", "PATCH", "/api/v1/nodes/<open>", label("migd.dev/state", "unknown")),
     _unbound("operator", "operator-partitions", "PATCH", f"{PARTITIONS}/<gpu>", label("migd.dev/plan", "x")),
     _unbound("operator", "operator-plans", "PATCH", f"{PLANS}/<plan>/status", {"status": {"observedGeneration": 1}}),
+    _unbound("operator", "operator-pods", "POST", f"{PODS}/<bare>/eviction", eviction("<bare uid>")),
     _unbound("operator", "operator-leases", "POST", LEASES, lease("migd-operator")),
     _unbound("operator", "operator-events", "PATCH", f"{EVENTS}/<event>", SERIES),
 ]

@@ -41,6 +41,7 @@ _WITHIN_S = 20.0
 ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 NODE_RULES = "nothing else of nodes"
 POD_RULES = "neither makes, changes nor evicts pods"
+EVICTS_ONLY = "neither makes, changes nor deletes them"
 PLAN_RULES = "the status of plans only"
 CAPACITY = {"status": {"capacity": {"x.dev/y": "1"}}}
 NEW_POD = {"metadata": {"name": "x"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
@@ -65,6 +66,12 @@ ALONE = [
     Row("makes a node", "operator", "POST", NODES, {"metadata": {"name": "<new>"}}, NODE_RULES),
     Row("deletes a node", "operator", "DELETE", OPEN, says=NODE_RULES),
     Row("reaches a kubelet", "operator", "GET", f"{OPEN}/proxy/pods", says=NODE_RULES),
+    Row("makes a pod", "operator", "POST", PODS, NEW_POD, EVICTS_ONLY),
+    Row("changes a pod", "operator", "PATCH", f"{PODS}/<bare>", label("x", "y"), EVICTS_ONLY),
+    Row("deletes a pod", "operator", "DELETE", f"{PODS}/<bare>", says=EVICTS_ONLY),
+    Row("deletes a pod by its uid", "operator", "DELETE", f"{PODS}/<bare>",
+        {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": "<bare uid>"}}, EVICTS_ONLY),
+    Row("runs a command in a pod", "operator", "POST", f"{PODS}/<bare>/exec?command=id&stdout=true", says=EVICTS_ONLY),
     Row("registers a GPU", "operator", "POST", PARTITIONS, partition("<new gpu>", "<open>"), "made by the agent"),
     Row("changes a plan", "operator", "PATCH", PLAN, {"spec": {"paused": True}}, PLAN_RULES),
     Row("approves a plan", "operator", "PATCH", PLAN, note("migd.dev/approved", "x"), PLAN_RULES),

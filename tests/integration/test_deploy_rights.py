@@ -7,9 +7,10 @@ RBAC gives (test_deploy_policies), and that a whole transaction passes (test_dep
 from __future__ import annotations
 
 import pytest
+from controlplane.api import Answer
 from controlplane.processes import until
-from integration.deploy_rows import MAY, MAY_NOT, Row
-from integration.deployed import AGENT, OPERATOR, Right, rendered, rights_in, unused
+from integration.deploy_rows import MAY, MAY_NOT, NAMES_UID, PODS, Row, eviction, filled
+from integration.deployed import AGENT, EVERYTHING, OPERATOR, Right, rendered, rights_in, unused
 from integration.stage import UNBOUND, Stage
 
 _WITHIN_S = 20.0  # a role just made may take a moment
@@ -52,6 +53,28 @@ def test_the_token_of_a_pod_that_is_gone_is_none(stage: Stage, name: str):
     assert gone.get(at).ok
     deployed.admin.delete(f"/api/v1/namespaces/migd-system/pods/{name}", gracePeriodSeconds="0")
     assert until(lambda: gone.get(at).code == 401, _WITHIN_S)
+
+
+def test_an_eviction_ends_the_pod_of_its_uid_and_no_other_of_its_name(stage: Stage, name: str):
+    """In earnest: without a uid, or with that of the pod before it that had the name, it ends nothing."""
+    admin, operator = stage.deployed.admin, stage.who["operator"]
+    spec = {"nodeName": stage.names["open"], "containers": [{"name": "c", "image": "i"}], "tolerations": EVERYTHING}
+    uid = admin.create(PODS, {"metadata": {"name": name}, "spec": spec}).object()["metadata"]["uid"]
+
+    def evict(uid: str | None) -> Answer:
+        return operator.create(f"{PODS}/{name}/eviction", filled(eviction(uid), {"bare": name}))
+
+    def going() -> bool:
+        return "deletionTimestamp" in admin.get(f"{PODS}/{name}").object()["metadata"]
+
+    for nobodys in (None, ""):
+        answer = evict(nobodys)
+        assert (answer.code, NAMES_UID in answer.message) == (403, True), answer.message
+    assert evict("00000000-1111-2222-3333-444444444444").code == 409
+    assert not going()
+    assert evict(uid).code == 201
+    assert going(), "its kubelet would end it now"
+    admin.delete(f"{PODS}/{name}", gracePeriodSeconds="0").object()
 
 
 def test_no_right_is_given_that_no_row_uses(stage: Stage):

@@ -13,6 +13,7 @@ from integration.texts import NOW, PARTITIONS, condition, desired, gpu_name, par
 
 from migd.mig.boards import Board
 from migd.mig.profiles import Engines, Placement, Profile
+from migd.plans.partitions import partition_of
 
 PLACE = {"start": 0, "size": 4}
 STATUS: dict[str, Any] = {
@@ -64,8 +65,15 @@ STATUS: dict[str, Any] = {
         {"reason": "InUse", "instance": "3g.40gb@4", "pod": {"namespace": "a", "name": "b", "uid": "c"}},
         {"reason": "InUse", "pid": 4711, "command": "python"},
         {"reason": "InUse", "daemon": "dcgm"},
+        {
+            "reason": "DrainBlocked",
+            "instance": "1g.10gb@0",
+            "pod": {"namespace": "a", "name": "b", "uid": "c"},
+            "podDisruptionBudgets": ["keep-two"],
+        },
     ],
     "blockersLeftOut": 2,
+    "victims": [{"namespace": "a", "name": "b", "uid": "c"}],
     "lastTransition": {
         "id": "4f2a",
         "generation": 4,
@@ -78,7 +86,24 @@ STATUS: dict[str, Any] = {
     },
     "previous": {"summary": "3g.40gb", "mig": "Enabled", "instances": [{"profile": "3g.40gb", "placement": PLACE}]},
 }
-OPERATORS = {"conditions": [condition("Assigned"), condition("AgentAlive")]}
+LABELLED = {"key": "keep", "operator": "Exists"}
+EVICTION = {
+    "podUID": "c",
+    "code": 429,
+    "reason": "DrainBlocked",
+    "podDisruptionBudgets": ["keep-two"],
+    "message": "Cannot evict pod",
+    "at": NOW,
+}
+OPERATORS = {"evictions": [EVICTION], "conditions": [condition("Assigned"), condition("AgentAlive")]}
+
+
+EVICTS: dict[str, Any] = {
+    "policy": "Evict",
+    "timeout": "30m",
+    "protect": {"matchExpressions": [{"key": "team", "operator": "In", "values": ["a"]}, LABELLED]},
+    "allow": ["EmptyDir", "Unmanaged"],
+}
 
 
 def made(plane: ControlPlane, **spec: Any) -> str:
@@ -100,6 +125,8 @@ def applied(name: str, status: dict[str, Any]) -> dict[str, Any]:
         {"desired": desired(mig="Disabled", instances=[])},
         {"desired": desired(instances=[], allowEmpty=True)},
         {"desired": desired(instances=[{"memoryGB": 10, "computeSlices": 1, "count": 3}], onFailure="Hold")},
+        {"desired": desired(disruption=EVICTS)},
+        {"desired": desired(disruption={**EVICTS, "protect": {}, "allow": []})},
     ],
 )
 def test_a_good_partition_is_taken(plane: ControlPlane, spec: dict[str, Any]):
@@ -115,6 +142,11 @@ def test_a_good_partition_is_taken(plane: ControlPlane, spec: dict[str, Any]):
         ({"desired": desired(instances=[{"count": 2}])}, "needs exactly one of profile and memoryGB"),
         ({"desired": desired(plan={"name": "a", "uid": "b"})}, "spec.desired.plan.generation: Required value"),
         ({"desired": {"mig": "Enabled"}}, "spec.desired.plan: Required value"),
+        (
+            {"desired": desired(disruption={**EVICTS, "allow": ["Everything"]})},
+            "disruption.allow[0]: Unsupported value",
+        ),
+        ({"desired": desired(disruption={**EVICTS, "maxEvictions": 1})}, 'disruption.maxEvictions"'),
         ({"nodeName": ""}, "spec.nodeName in body should be at least 1 chars long"),
         ({"nodeUID": None}, "spec.nodeUID: Required value"),
         ({"sharing": {}}, 'unknown field "spec.sharing"'),
@@ -194,6 +226,13 @@ def _read(written: dict[str, Any]) -> Profile:
         ({"conditions": [condition("Accepted")]}, "status.conditions[0].type: Unsupported value"),
         ({"blockers": [{"reason": "InUse"}] * 65}, "status.blockers: Too many: 65"),
         ({"observed": {"summary": "x" * 1025}}, "status.observed.summary: Too long"),
+        ({"victims": [{"namespace": "a", "name": "b", "uid": "c"}] * 2}, "status.victims[1]: Duplicate value"),
+        ({"victims": [{"namespace": "a", "name": "b"}]}, "status.victims[0].uid: Required value"),
+        ({"victims": [{"namespace": "a", "name": "b", "uid": str(n)} for n in range(257)]}, "victims: Too many: 257"),
+        ({"evictions": [EVICTION, {**EVICTION, "code": 201}]}, "status.evictions[1]: Duplicate value"),
+        ({"evictions": [{**EVICTION, "reason": "InUse"}]}, "status.evictions[0].reason: Unsupported value"),
+        ({"evictions": [{"podUID": "c", "code": 201}]}, "status.evictions[0].at: Required value"),
+        ({"evictions": [{**EVICTION, "podDisruptionBudgets": ["b"] * 17}]}, "podDisruptionBudgets: Too many: 17"),
         ({"previous": {"mig": True}}, "status.previous.mig"),
         ({"lastTransition": {"id": "a", "startedAt": NOW, "result": "Fine"}}, "status.lastTransition.result"),
     ],
@@ -221,9 +260,41 @@ def test_agent_and_operator_write_one_status_side_by_side(plane: ControlPlane):
     assert refused.code == 409
     assert 'conflicts with "migd-operator"' in refused.message
     less = plane.admin.apply(at, applied(name, {"conditions": [condition("Assigned")]}), "migd-operator").object()
+    assert "evictions" not in less["status"]
     assert {c["type"] for c in less["status"]["conditions"]} == {
         "Ready", "Drained", "Applied", "Advertised", "Assigned",
     }  # fmt: skip
+
+
+def test_an_answer_is_replaced_and_goes_when_it_is_not_said_again(plane: ControlPlane):
+    name = made(plane)
+    at = f"{PARTITIONS}/{name}/status"
+    other = {**EVICTION, "podUID": "d"}
+
+    def say(*answers: dict[str, Any]) -> list[dict[str, Any]]:
+        said = {**({"evictions": list(answers)} if answers else {}), "conditions": [condition("Assigned")]}
+        seen = plane.admin.apply(at, applied(name, said), "migd-operator").object()
+        found: list[dict[str, Any]] = seen["status"].get("evictions", [])
+        return found
+
+    accepted = {"podUID": "c", "code": 201, "at": NOW}
+    assert say(EVICTION, other) == [EVICTION, other]
+    assert say(accepted, other) == [accepted, other]
+    assert say(other) == [other]
+    assert say() == []
+
+
+def test_what_is_protected_in_a_wish_can_become_everything_and_nothing(plane: ControlPlane):
+    """A selector is one value: none is no pod, an empty one is every pod, and the two must not be taken for another."""
+    name = gpu_name()
+    at = f"{PARTITIONS}/{name}"
+    plane.admin.apply(at, partition(name), "migd-agent").object()
+    without = {key: value for key, value in EVICTS.items() if key != "protect"}
+    for disruption in (EVICTS, {**EVICTS, "protect": {}}, without, {**EVICTS, "protect": {}}, EVICTS):
+        wish = {**partition(name), "spec": {"desired": desired(disruption=disruption)}}
+        seen = plane.admin.apply(at, wish, "migd-operator").object()
+        assert seen["spec"]["desired"]["disruption"] == disruption
+        assert partition_of(seen).spec.desired == partition_of(partition(name, **wish["spec"])).spec.desired
 
 
 def test_agent_and_operator_write_one_spec_side_by_side(plane: ControlPlane):

@@ -120,10 +120,17 @@ def test_the_largest_status_fits_its_bound(plane: ControlPlane, name: str):
     groups = [_group(n) for n in range(50)]
     preview = {"digest": "a" * 64, "observedGeneration": 1, "totals": {"gpus": 8000}, "groups": groups}
     assert len(json.dumps(preview)) <= 256 * 1024
-    history = [{"generation": n, "startedAt": "2026-01-01T00:00:00Z", "result": "Succeeded"} for n in range(10)]
-    status = {"preview": preview, "history": history}
+    history = [
+        {"generation": n, "startedAt": "2026-01-01T00:00:00Z", "result": "Succeeded", "evicted": 7} for n in range(10)
+    ]
+    counted = {"generation": 1, "evicted": 1_000_000, "pending": [f"{n:036}" for n in range(256)]}
+    status = {"preview": preview, "history": history, "evictions": counted}
     plane.admin.patch(f"{PLANS}/{name}/status", {"status": status}, MERGE).object()
-    for more in ({"preview": {**preview, "groups": [*groups, _group(50)]}}, {"history": [*history, history[0]]}):
+    for more in (
+        {"preview": {**preview, "groups": [*groups, _group(50)]}},
+        {"history": [*history, history[0]]},
+        {"evictions": {**counted, "pending": [*counted["pending"], "x"]}},
+    ):
         answer = plane.admin.patch(f"{PLANS}/{name}/status", {"status": more})
         assert answer.code == 422
         assert "Too many" in answer.message
@@ -153,10 +160,12 @@ def test_kubectl_shows_how_a_plan_stands(plane: ControlPlane, name: str):
     [
         ("gpp", "How GPUs should be cut into MIG instances"),
         ("gpp.spec.disruption.policy", "WaitForIdle never ends a pod."),
+        ("gpp.spec.disruption.protect", "Pods that are never evicted, by their labels."),
         ("gpp.spec.rules.instances.count", "How many. Default 1."),
         ("gpp.status.preview.digest", "The annotation migd.dev/approved takes it."),
         ("gpart.spec", "nodeUID\t<string> -required-"),
         ("gpart.status.observed", "How the GPU is now."),
+        ("gpart.status.evictions.code", "Absent where none was asked for."),
     ],
 )
 def test_explain_reads_well(plane: ControlPlane, path: str, said: str):

@@ -35,7 +35,7 @@ def desired(summary: str = "3g.40gb 2×1g.10gb", generation: int = 4) -> Json:
         "mig": "Enabled",
         "instances": [{"profile": "3g.40gb", "count": 1}, {"memoryGB": 10, "count": 2}],
         "plan": {"name": "inference", "uid": UID, "generation": generation},
-        "disruption": {"policy": "WaitForIdle", "timeout": "30m"},
+        "disruption": {"policy": "Evict", "timeout": "30m", "protect": {}, "allow": ["EmptyDir"]},
     }
 
 

@@ -16,7 +16,7 @@ from migd.kube.stored import Where
 from migd.mig.geometry import GpuInstance, Layout
 from migd.mig.profiles import Placement
 from migd.plans.conditions import Condition
-from migd.plans.partitions import Assignment
+from migd.plans.partitions import Assignment, Pod
 from migd.plans.plan import InstanceRule
 from migd.plans.statuses import PlanStatus
 
@@ -272,6 +272,7 @@ def test_a_partition_is_read_whole(side: Side):
             "board": BOARD,
             "observed": OBSERVED,
             "conditions": [condition("Ready", "False", "InUse")],
+            "victims": [{"namespace": "default", "name": "p", "uid": "u"}],
             "blockers": [{"reason": "InUse", "pid": 7}],
             "blockersLeftOut": 2,
             "lastTransition": {"id": "t1", "startedAt": NOW, "result": "RolledBack"},
@@ -291,6 +292,7 @@ def test_a_partition_is_read_whole(side: Side):
         assert value.spec.assignment == Assignment(id="0123456789abcdef", gpus=8)
         assert (said.phase, said.reason, said.message) == ("WaitingForIdle", "InUse", "held")
         assert ([b.pid for b in said.blockers], said.blockers_left_out) == ([7], 2)
+        assert said.victims == (Pod(namespace="default", name="p", uid="u"),)
         assert (said.last_transition.id, said.last_transition.result) == ("t1", "RolledBack")
         assert said.board.driver == "570.86.15"
         assert value.says("Ready") == Condition(**condition("Ready", "False", "InUse"))

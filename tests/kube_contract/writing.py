@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
-from kube_contract.objects import API, BOARD, OBSERVED, condition, desired, partition
+from kube_contract.objects import API, BOARD, NOW, OBSERVED, condition, desired, partition
 from kube_contract.reading import AT, nowhere
 from kube_contract.worlds import Side, World
 from migd.kube.errors import ConflictError, DeniedError, MissingError, RefusedError, UnavailableError
 from migd.kube.partitions import PARTITIONS, PLANS
+from migd.plans.plan import LabelSelector
 
 ME, OTHER = "migd-operator", "migd-agent"
 WISH = {"spec": {"desired": desired(), "assignment": {"id": "0123456789abcdef", "gpus": 2}}}
@@ -52,14 +53,45 @@ def test_a_whole_wish_and_a_whole_status_are_known_again_after_a_restart(side: S
                 "board": BOARD,
                 "observed": OBSERVED,
                 "conditions": [condition("Ready"), condition("Drained", reason="NotNeeded")],
+                "victims": [{"namespace": "default", "name": "p", "uid": "u"}],
             }
         }
-        for manager, body, subresource in ((ME, WISH, ""), (OTHER, status, "status")):
-            for writes in (1, 1):
+        answer = {"podUID": "u", "code": 429, "podDisruptionBudgets": ["x", "y"], "at": NOW}
+        answers = {"status": {"evictions": [answer], "conditions": [condition("Assigned")]}}
+        for manager, body, subresource, writes in (
+            (ME, WISH, "", 1),
+            (OTHER, status, "status", 1),
+            (ME, answers, "status", 2),
+        ):
+            for _ in range(2):
                 async with world.cluster(manager) as cluster:
                     seen = await cluster.get(PARTITIONS, name)
                     await cluster.apply(PARTITIONS, name, body, seen, subresource)
                 assert len(world.writes(manager, name)) == writes
+
+    side.run(test)
+
+
+def test_the_agents_victims_and_the_operators_answers_stand_side_by_side(side: Side):
+    async def test(world: World) -> None:
+        name = await made(world)
+        victims = {"victims": [{"namespace": "default", "name": f"p-{uid}", "uid": uid} for uid in ("a", "b")]}
+        refused = {"podUID": "a", "code": 429, "reason": "DrainBlocked", "podDisruptionBudgets": ["x"], "at": NOW}
+        going = [{"podUID": uid, "code": 201, "at": NOW} for uid in ("a", "b")]
+        async with world.cluster(OTHER) as agent, world.cluster(ME) as operator:
+            await agent.apply(PARTITIONS, name, {"status": victims}, await agent.get(PARTITIONS, name), "status")
+            seen = await operator.get(PARTITIONS, name)
+            for answers in ([refused], going, going[1:]):
+                said = {"evictions": answers, "conditions": [condition("Assigned")]}
+                seen = await operator.apply(PARTITIONS, name, {"status": said}, seen, "status")
+                assert [(e.pod_uid, e.code) for e in seen.value.status.evictions] == [
+                    (answer["podUID"], answer["code"]) for answer in answers
+                ]
+                assert [pod.uid for pod in seen.value.status.victims] == ["a", "b"]
+            fewer = {"status": {"victims": victims["victims"][1:]}}
+            told = await agent.apply(PARTITIONS, name, fewer, await agent.get(PARTITIONS, name), "status")
+            assert [pod.uid for pod in told.value.status.victims] == ["b"]
+            assert [answer.pod_uid for answer in told.value.status.evictions] == ["b"]
 
     side.run(test)
 
@@ -240,17 +272,22 @@ class Deaf:
         return answer
 
 
+async def planned(world: World) -> str:
+    name = world.name("plan")
+    rules = [{"gpus": {"all": True}, "mig": "Disabled"}]
+    document = {
+        "apiVersion": API,
+        "kind": "GPUPartitionPlan",
+        "metadata": {"name": name},
+        "spec": {"nodeSelector": {}, "rules": rules},
+    }
+    await world.admin.create("/apis/migd.dev/v1alpha1/gpupartitionplans", document)
+    return name
+
+
 def test_a_plan_status_is_written_once(side: Side):
     async def test(world: World) -> None:
-        name = world.name("plan")
-        rules = [{"gpus": {"all": True}, "mig": "Disabled"}]
-        document = {
-            "apiVersion": API,
-            "kind": "GPUPartitionPlan",
-            "metadata": {"name": name},
-            "spec": {"nodeSelector": {}, "rules": rules},
-        }
-        await world.admin.create("/apis/migd.dev/v1alpha1/gpupartitionplans", document)
+        name = await planned(world)
         ready = {**condition("Ready"), "observedGeneration": 1}
         body = {"status": {"observedGeneration": 1, "conditions": [ready]}}
         for _ in range(2):
@@ -323,3 +360,53 @@ def test_a_mapping_that_an_apply_empties_is_refused(side: Side):
 def previewed(totals: dict[str, int]) -> dict[str, object]:
     """A plan's status with a preview that has these totals."""
     return {"status": {"preview": {"digest": "0" * 16, "observedGeneration": 1, "totals": totals}}}
+
+
+def test_an_apply_that_names_the_version_it_was_decided_on_is_refused_for_any_other(side: Side):
+    """So that a cache that is late cannot make a count smaller."""
+
+    async def test(world: World) -> None:
+        name = await planned(world)
+        async with world.cluster(ME) as cluster:
+            seen = await cluster.get(PLANS, name)
+            status = {"observedGeneration": 1, "evictions": {"generation": 1, "evicted": 1, "pending": ["u", "v"]}}
+            body = {"metadata": {"resourceVersion": seen.resource_version}, "status": status}
+            counted = await cluster.apply(PLANS, name, body, seen, "status")
+            assert counted.value.status.evictions.pending == ("u", "v")
+            less = {**status, "evictions": {"generation": 1, "pending": ["w"]}}
+            with pytest.raises(ConflictError):
+                await cluster.apply(PLANS, name, {**body, "status": less}, seen, "status")
+            body["metadata"] = {"resourceVersion": counted.resource_version}
+            assert await cluster.apply(PLANS, name, body, counted, "status") is counted, "nothing differs"
+            after = await cluster.get(PLANS, name)
+        assert after.value.status.evictions.evicted == 1
+        assert after.resource_version == counted.resource_version
+
+    side.run(test)
+
+
+def test_a_wish_that_protects_some_pods_is_known_again(side: Side):
+    async def test(world: World) -> None:
+        name = await made(world)
+        wish = desired()
+        wish["disruption"]["protect"] = {
+            "matchLabels": {"tier": "gold", "app": "a"},
+            "matchExpressions": [{"key": "keep", "operator": "In", "values": ["yes"]}],
+        }
+        for _ in range(2):
+            async with world.cluster(ME) as cluster:
+                seen = await cluster.get(PARTITIONS, name)
+                await cluster.apply(PARTITIONS, name, {"spec": {"desired": wish}}, seen)
+            assert len(world.writes(ME, name)) == 1
+        async with world.cluster(ME) as cluster:
+            for protect in ({"matchLabels": {"tier": "gold"}}, {}, {"matchLabels": {"tier": "tin"}}, None):
+                wish = desired(generation=wish["plan"]["generation"] + 1)
+                del wish["disruption"]["protect"]
+                if protect is not None:
+                    wish["disruption"]["protect"] = protect
+                seen = await cluster.get(PARTITIONS, name)
+                await cluster.apply(PARTITIONS, name, {"spec": {"desired": wish}}, seen)
+                there = (await cluster.get(PARTITIONS, name)).value.spec.desired.disruption.protect
+                assert there == (None if protect is None else LabelSelector.model_validate(protect))
+
+    side.run(test)

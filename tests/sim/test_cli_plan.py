@@ -114,13 +114,13 @@ def test_what_concerns_clusters_is_ignored_with_one_note(cli: Cli) -> None:
         priority=5,
         rollout={"maxUnavailable": "25%"},
         approval="Manual",
-        owner="TakeOver",
+        disruption={"policy": "Evict", "maxEvictions": 3},
     )
     for command, code in (("plan", Exit.CHANGES), ("apply", Exit.DONE)):
         ran = cli.bare(command, "-f", plan, "--simulate", "a100-80gb")
         assert ran.code == code
         (note,) = (line for line in ran.err.splitlines() if "ignored" in line)
-        for field in ("nodeSelector", "priority", "rollout", "approval", "owner"):
+        for field in ("nodeSelector", "priority", "rollout", "approval", "Evict", "maxEvictions"):
             assert field in note
 
 

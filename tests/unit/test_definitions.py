@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
+from migd.plans.partitions import BUDGETS_MAX, PODS_MAX, NotGoing
 from migd.plans.plan import API_VERSION, KIND, PlanSpec
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +86,15 @@ def test_a_plan_has_exactly_the_fields_of_the_values():
     """Names only; what they take is compared on a real API server, document by document."""
     schema = SCHEMAS["gpupartitionplans"]["properties"]["spec"]
     assert _names(schema) == _names_of_values(PlanSpec.model_json_schema(by_alias=True))
+
+
+def test_a_partition_has_the_bounds_of_the_values():
+    schema = SCHEMAS["gpupartitions"]["properties"]["status"]["properties"]
+    assert {schema[name]["maxItems"] for name in ("victims", "evictions")} == {PODS_MAX}
+    answer = schema["evictions"]["items"]["properties"]
+    assert set(answer["reason"]["enum"]) == set(get_args(NotGoing))
+    for inner in (answer, schema["blockers"]["items"]["properties"]):
+        assert inner["podDisruptionBudgets"]["maxItems"] == BUDGETS_MAX
 
 
 def test_the_words_are_those_of_the_docs_in_both_definitions():

@@ -30,6 +30,7 @@ TOLD: Json = {
     "board": BOARD,
     "observed": OBSERVED,
     "conditions": [condition("Ready", "False", "InUse"), condition("Assigned")],
+    "victims": [{"namespace": "default", "name": "p", "uid": "u"}],
     "blockers": [{"reason": "InUse", "pid": 7}],
     "lastTransition": {"id": "t1", "from": "MIG off", "startedAt": NOW, "steps": [STEP]},
     "previous": {"mig": "Enabled", "instances": [{"profile": "3g.40gb", "placement": {"start": 0, "size": 4}}]},
@@ -37,7 +38,8 @@ TOLD: Json = {
 
 
 def gpu(name: str) -> Json:
-    body = partition(name, desired=desired(), assignment={"id": "0123456789abcdef", "gpus": 8})
+    wish = {**desired(), "disruption": {"policy": "Evict", "timeout": "30m", "protect": {"matchLabels": {"a": "b"}}}}
+    body = partition(name, desired=wish, assignment={"id": "0123456789abcdef", "gpus": 8})
     body["metadata"] |= {"labels": {"a": "b"}, "annotations": {"migd.dev/hold": ""}}
     return stored(body, TOLD)
 
@@ -53,6 +55,7 @@ def test_a_cached_partition_equals_the_one_that_a_document_is():
 def test_what_gpus_have_in_common_is_one_object():
     reader = Reader(PARTITIONS, "me", Interner())
     one, two = (reader.read(gpu(name)).value for name in ("gpu-a", "gpu-b"))
+    assert one.spec.desired.disruption.protect is not None
     for of in (
         lambda p: p.spec.node_name,
         lambda p: p.spec.desired,

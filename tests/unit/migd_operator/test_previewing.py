@@ -38,10 +38,12 @@ def test_gpus_for_which_the_same_is_done_are_one_group_with_some_of_their_nodes(
     assert [(p.profile, p.count) for p in group.create] == [("3g.40gb", 2)]
 
 
-def test_what_is_in_use_blocks_and_so_does_what_somebody_else_made():
+def test_what_is_in_use_blocks_under_wait_for_idle_and_is_counted_under_evict():
     busy = gpu(layout="7g.80gb", busy=["7g.80gb@0"])
     waits = preview(fleet([plan()], [node()], [busy]))
-    assert (waits.groups[0].reason, waits.totals.blocked) == ("InUse", 1)
+    assert (waits.groups[0].reason, waits.totals.blocked, waits.totals.evict) == ("InUse", 1, 0)
+    evicts = preview(fleet([plan(disruption={"policy": "Evict"})], [node()], [busy]))
+    assert (evicts.groups[0].reason, evicts.totals.blocked, evicts.totals.evict) == (None, 0, 1)
     foreign = preview(fleet([plan()], [node()], [gpu(layout="7g.80gb", foreign=True)]))
     assert foreign.groups[0].reason == "ForeignInstances"
 
@@ -81,9 +83,11 @@ def test_the_digest_names_the_content_and_the_generation():
     assert len({digest(1, one), digest(2, one), digest(1, two), digest(1, one, two)}) == 4
 
 
-@given(st.tuples(*[st.integers(0, 3)] * 2), st.tuples(*[st.integers(0, 3)] * 2))
-def test_an_approval_holds_exactly_while_nothing_that_it_covers_has_grown(then: tuple[int, int], now: tuple[int, int]):
-    def named(counts: tuple[int, int], content: str) -> str:
+@given(st.tuples(*[st.integers(0, 3)] * 3), st.tuples(*[st.integers(0, 3)] * 3))
+def test_an_approval_holds_exactly_while_nothing_that_it_covers_has_grown(
+    then: tuple[int, int, int], now: tuple[int, int, int]
+):
+    def named(counts: tuple[int, int, int], content: str) -> str:
         return "a" * 16 + content * 16 + "".join(f"{n:08x}" for n in counts)
 
     given_ = replace(plan(approval="Manual"), annotations={APPROVED: named(then, "b")})

@@ -1,4 +1,4 @@
-"""Which rule decides on which GPU, and what a plan names that is not there."""
+"""Which rule decides on which GPU, what a plan names that is not there, and which labels a selector matches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 from unit.plans.boards import A30_NAME, A100_40_NAME, A100_80_NAME, gpu, not_capable, uuid
 from unit.plans.texts import plan
 
-from migd.plans.matching import match, ranges
+from migd.plans.matching import match, matches, ranges
+from migd.plans.plan import LabelSelector
 
 NODE = [gpu(0, A100_40_NAME), gpu(1, A100_80_NAME), gpu(2, A30_NAME), not_capable(3)]
 
@@ -60,3 +61,31 @@ def test_a_rule_that_decides_on_nothing_is_noted():
 
 def test_indices_are_shown_in_short():
     assert ranges([5, 0, 1, 2, 7, 8]) == "0–2, 5, 7–8"
+
+
+@pytest.mark.parametrize(
+    ("selector", "holds"),
+    [
+        ({}, True),
+        ({"matchLabels": {"team": "a"}}, True),
+        ({"matchLabels": {"team": "b"}}, False),
+        ({"matchLabels": {"team": "a", "absent": "a"}}, False),
+        ({"matchLabels": {"absent": ""}}, False),
+        ({"matchExpressions": [{"key": "team", "operator": "In", "values": ["b", "a"]}]}, True),
+        ({"matchExpressions": [{"key": "absent", "operator": "In", "values": ["a"]}]}, False),
+        ({"matchExpressions": [{"key": "team", "operator": "NotIn", "values": ["a"]}]}, False),
+        ({"matchExpressions": [{"key": "absent", "operator": "NotIn", "values": ["a"]}]}, True),
+        ({"matchExpressions": [{"key": "empty", "operator": "Exists"}]}, True),
+        ({"matchExpressions": [{"key": "absent", "operator": "Exists"}]}, False),
+        ({"matchExpressions": [{"key": "empty", "operator": "DoesNotExist"}]}, False),
+        ({"matchExpressions": [{"key": "absent", "operator": "DoesNotExist"}]}, True),
+        ({"matchLabels": {"team": "b"}, "matchExpressions": [{"key": "team", "operator": "Exists"}]}, False),
+    ],
+)
+def test_a_selector_matches_labels_as_kubernetes_has_it(selector: dict, holds: bool):
+    assert matches(LabelSelector.model_validate(selector), {"team": "a", "empty": ""}) is holds
+
+
+def test_nothing_is_what_only_an_empty_selector_and_absence_match():
+    assert matches(LabelSelector(), {})
+    assert not matches(LabelSelector(match_labels={"a": ""}), {})

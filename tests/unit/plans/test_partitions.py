@@ -15,7 +15,7 @@ from unit.migd_operator.fleets import gpu
 from migd.plans.conditions import PHASES, REASONS, Condition, Said, following, time_text
 from migd.plans.partitions import PartitionSpec, PartitionStatus, partition_document, partition_of
 from migd.plans.problems import BadInput
-from migd.plans.statuses import PlanStatus, plan_status_document, plan_status_of
+from migd.plans.statuses import PlanEvictions, PlanStatus, plan_status_document, plan_status_of
 
 ROOT = Path(__file__).parents[3]
 SCHEMAS: dict[str, Any] = {
@@ -74,7 +74,12 @@ def full() -> dict[str, Any]:
             "mig": "Enabled",
             "instances": [{"profile": "3g.40gb"}, {"memoryGB": 40, "computeSlices": 2, "count": 2}],
             "plan": {"name": "p", "uid": "u", "generation": 3},
-            "disruption": {"policy": "WaitForIdle", "timeout": "1h30m"},
+            "disruption": {
+                "policy": "Evict",
+                "timeout": "1h30m",
+                "protect": {"matchLabels": {"keep": "yes"}},
+                "allow": ["EmptyDir"],
+            },
             "drift": "Observe",
         },
         "assignment": {"id": "0123456789abcdef", "gpus": 2},
@@ -84,6 +89,16 @@ def full() -> dict[str, Any]:
         "phase": "Draining",
         "reason": "InUse",
         "blockers": [{"reason": "InUse", "instance": "2g.20gb@0", "pod": pod, "pid": 7, "command": "python"}],
+        "victims": [pod],
+        "evictions": [
+            {
+                "podUID": "c",
+                "code": 429,
+                "reason": "DrainBlocked",
+                "podDisruptionBudgets": ["x"],
+                "at": "2026-03-01T00:00:01Z",
+            }
+        ],
         "lastTransition": {
             "id": "t",
             "generation": 3,
@@ -101,7 +116,7 @@ def test_a_document_reads_back_equal_and_writes_the_same_bytes():
     one = partition_of(full())
     again = partition_document(one)
     assert partition_of(again) == one
-    assert again["spec"]["desired"]["disruption"] == {"policy": "WaitForIdle", "timeout": "1h30m"}
+    assert again["spec"] == full()["spec"]
     assert yaml.safe_dump(partition_document(partition_of(again))) == yaml.safe_dump(again)
 
 
@@ -133,13 +148,15 @@ def test_an_instance_of_which_use_is_not_told_counts_as_in_use():
         (("spec", "wish"), 1, "spec.wish"),
         (("spec", "assignment", "gpus"), "2", "spec.assignment.gpus"),
         (("spec", "assignment", "id"), "XYZ", "spec.assignment.id"),
+        (("spec", "desired", "disruption", "maxEvictions"), 1, "spec.desired.disruption.maxEvictions"),
+        (("status", "evictions", 0, "reason"), "InUse", "status.evictions[0].reason"),
         (("status", "phase"), "Busy", "status.phase"),
         (("status", "board", "index"), True, "status.board.index"),
         (("status", "lastTransition", "startedAt"), "yesterday", "status.lastTransition.startedAt"),
         (("spec", "desired", "instances"), [], "spec.desired"),
     ],
 )
-def test_what_is_wrong_in_a_document_is_said_with_its_place(path: tuple[str, ...], value: object, said: str):
+def test_what_is_wrong_in_a_document_is_said_with_its_place(path: tuple[str | int, ...], value: object, said: str):
     document = full()
     inner = document
     for part in path[:-1]:
@@ -148,6 +165,18 @@ def test_what_is_wrong_in_a_document_is_said_with_its_place(path: tuple[str, ...
     with pytest.raises(BadInput) as bad:
         partition_of(document)
     assert said in str(bad.value)
+
+
+def test_an_answer_without_a_call_has_no_code_and_one_that_is_well_no_reason():
+    document = full()
+    document["status"]["evictions"] = [
+        {"podUID": "a", "at": "2026-03-01T00:00:01Z"},
+        {"podUID": "b", "code": 201, "at": "2026-03-01T00:00:01Z"},
+        {"podUID": "c", "reason": "DrainBlocked", "message": "a static pod", "at": "2026-03-01T00:00:01Z"},
+    ]
+    found = partition_of(document)
+    assert [(e.code, e.reason) for e in found.status.evictions] == [(None, None), (201, None), (None, "DrainBlocked")]
+    assert partition_document(found)["status"]["evictions"] == document["status"]["evictions"]
 
 
 def test_a_board_that_names_a_profile_twice_is_refused_with_its_place():
@@ -162,11 +191,13 @@ def test_a_plan_status_reads_back_equal():
         "observedGeneration": 2,
         "nodes": {"summary": "1/2", "matched": 2, "ready": 1},
         "preview": {"digest": "0" * 56, "observedGeneration": 2, "totals": {"nodes": 0, "gpus": 0}},
-        "history": [{"generation": 2, "startedAt": "2026-03-01T00:00:00Z", "result": "Running"}],
+        "evictions": {"generation": 2, "evicted": 3, "pending": ["u-1", "u-2"]},
+        "history": [{"generation": 2, "startedAt": "2026-03-01T00:00:00Z", "result": "Running", "evicted": 3}],
     }
     status = plan_status_of(document)
     assert plan_status_document(status) == document
     assert plan_status_of(None) == PlanStatus()
+    assert plan_status_document(PlanStatus(evictions=PlanEvictions(generation=3))) == {"evictions": {"generation": 3}}
     with pytest.raises(BadInput, match=r"status\.nodes"):
         plan_status_of({"nodes": 3})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from unit.plans.texts import document, everywhere, plan, problems
 
-from migd.plans.plan import Plan, cluster_notes, document_of, plan_of
+from migd.plans.plan import LabelExpression, LabelSelector, Plan, cluster_notes, document_of, plan_of
 from migd.plans.problems import BadInput
 from migd.plans.reading import read
 
@@ -25,7 +25,8 @@ spec:
   - gpus: {uuids: [GPU-5c89852c-0000-1111-2222-333344445555]}
     instances: []
     allowEmpty: true
-  disruption: {policy: WaitForIdle, timeout: 1h30m}
+  disruption: {policy: Evict, timeout: 1h30m, gracePeriodSeconds: 30,
+    maxEvictions: 4, protect: {matchLabels: {keep: "yes"}}, allow: [EmptyDir]}
   rollout: {maxUnavailable: 25%, pauseOnFailure: false}
   approval: Manual
   paused: true
@@ -45,6 +46,7 @@ def test_every_field_of_the_api_is_read_and_written_back():
     assert found.spec.rules[0].instances is not None
     assert [str(i) for i in found.spec.rules[0].instances] == ["3g.40gb", "10 GB and 1 compute slices"]
     assert found.spec.rollout.max_unavailable == "25%"
+    assert found.spec.disruption.protect is not None
     assert plan_of(document_of(found)) == found
 
 
@@ -60,7 +62,20 @@ def test_defaults_are_those_of_the_design():
 
 
 def test_null_for_an_optional_part_means_left_out():
-    assert plan({"gpus": {"all": True, "indices": None}, "instances": None, "mig": "Disabled"}) == plan(OFF)
+    assert plan(OFF, disruption={"gracePeriodSeconds": None, "maxEvictions": None, "protect": None}) == plan(OFF)
+
+
+def test_no_pods_and_all_pods_are_two_things_to_protect():
+    none, every = plan(OFF, disruption={"protect": None}), plan(OFF, disruption={"protect": {}})
+    assert (none.spec.disruption.protect, every.spec.disruption.protect) == (None, LabelSelector())
+    assert plan_of(document_of(every)) == every != none
+
+
+def test_equal_selectors_are_one_key_in_whatever_order_their_labels_were_written():
+    one, same = (LabelSelector(match_labels=labels) for labels in ({"a": "1", "b": "2"}, {"b": "2", "a": "1"}))
+    need = LabelExpression(key="a", operator="Exists")
+    others = (LabelSelector(), LabelSelector(match_labels={"a": "1"}), LabelSelector(match_expressions=(need,)))
+    assert len({one, same, *others}) == 4
 
 
 def test_a_plan_cannot_be_changed():
@@ -213,17 +228,10 @@ def test_what_v1alpha1_does_not_have_is_refused_with_a_sentence(key, what):
         ({"disruption": {"timeout": "٣m"}}, "spec.disruption.timeout", "is not a duration"),
         ({"rules": [{"gpus": {"indices": [n]}, "mig": "Disabled"} for n in range(257)]}, "spec.rules", "more than 256"),
         ({"nodeSelector": {"matchLabels": {f"a{n}": "" for n in range(65)}}}, "spec.nodeSelector.matchLabels", "64"),
-        ({"disruption": {"policy": "waitforidle"}}, "spec.disruption.policy", "did you mean WaitForIdle?"),
-        ({"disruption": {"policy": "Evict"}}, "spec.disruption.policy", "Evict is not in this version yet"),
-        *(
-            ({"disruption": {key: value}}, f"spec.disruption.{key}", f"{key} is not in this version yet")
-            for key, value in (
-                ("gracePeriodSeconds", 30),
-                ("maxEvictions", 4),
-                ("protect", {}),
-                ("allow", ["EmptyDir"]),
-            )
-        ),
+        ({"disruption": {"gracePeriodSeconds": 0}}, "spec.disruption.gracePeriodSeconds", "must be at least 1"),
+        ({"disruption": {"policy": "evict"}}, "spec.disruption.policy", "did you mean Evict?"),
+        ({"disruption": {"allow": ["EmptyDir", "EmptyDir"]}}, "spec.disruption.allow", "named twice"),
+        ({"disruption": {"allow": ["Everything"]}}, "spec.disruption.allow[0]", "must be EmptyDir or Unmanaged"),
         ({"rollout": {"maxUnavailable": "101%"}}, "spec.rollout.maxUnavailable", "a percentage from 0% to 100%"),
         ({"rollout": {"maxUnavailable": "٣%"}}, "spec.rollout.maxUnavailable", "a percentage from 0% to 100%"),
         ({"rollout": {"maxUnavailable": -1}}, "spec.rollout.maxUnavailable", "a number of nodes from 0 on"),
@@ -314,7 +322,9 @@ def test_a_single_machine_says_in_one_note_which_fields_concern_clusters():
     found = read(FULL)
     assert isinstance(found, Plan)
     (note,) = cluster_notes(found)
-    for field in ("nodeSelector", "priority", "rollout", "approval", "drift", "owner"):
+    for field in ("nodeSelector", "priority", "rollout", "approval", "drift", "owner", "disruption.policy: Evict"):
         assert field in note
+    for part in ("gracePeriodSeconds", "maxEvictions", "protect", "allow"):
+        assert f"disruption.{part}" in note
     assert cluster_notes(plan(OFF)) == ()
     assert cluster_notes(plan(OFF, foreignInstances="Adopt", onFailure="Hold", disruption={"timeout": "5m"})) == ()
