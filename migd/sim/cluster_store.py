@@ -235,11 +235,7 @@ class Store:
         said = body.get("metadata") or {}
         if said.get("uid", before["metadata"]["uid"]) != before["metadata"]["uid"]:
             raise Refusal(409, f"Precondition failed: UID in object meta: {before['metadata']['uid']}")
-        if said.get("resourceVersion", before["metadata"]["resourceVersion"]) != before["metadata"]["resourceVersion"]:
-            raise Refusal(
-                409,
-                f'Operation cannot be fulfilled on {target.kind.plural} "{target.name}": the object has been modified',
-            )
+        _as_seen(target, said, before)
         after = self._within(target, before, body)
         return self._kept(target, entry, after, _owners(target, before, entry.owners, after, manager))
 
@@ -271,6 +267,7 @@ class Store:
         ):
             wrong = f'metadata.uid: Invalid value: "{said["uid"]}": field is immutable'
             raise Refusal(422, f'{kind.kind} "{target.name}" is invalid: {wrong}', causes=[{"field": "metadata.uid"}])
+        _as_seen(target, said, entry.document if entry else None)
         config = {key: value for key, value in body.items() if self._has(target, key)}
         me = Owner(manager, "Apply", target.subresource)
         before, owners = (entry.document, entry.owners) if entry else ({}, {})
@@ -358,6 +355,15 @@ class Store:
     def _next(self) -> str:
         self.version += 1
         return str(self.version)
+
+
+def _as_seen(target: Target, said: Json, before: Json | None) -> None:
+    """Refuse what was decided on another version of the object than there is; who names no version, does not mind."""
+    if before is not None and said.get("resourceVersion", (at := before["metadata"]["resourceVersion"])) != at:
+        raise Refusal(
+            409,
+            f'Operation cannot be fulfilled on {target.kind.plural} "{target.name}": the object has been modified',
+        )
 
 
 def _without_empty(metadata: Json) -> Json:
