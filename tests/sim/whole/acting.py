@@ -17,6 +17,7 @@ from migd.sim.faults import Fault
 from migd.sim.node_carving import carve, clear
 from migd.sim.node_documents import running
 from migd.sim.node_world import SimNode, Workload
+from whole.disrupting import Disrupting
 from whole.drawing import CALLS, CUTS, Act, Tale, instances
 
 PLAN: Final = "plan"
@@ -84,7 +85,7 @@ class Strikes:
         return True
 
 
-class Acting:
+class Acting(Disrupting):
     """Carries out the acts of a tale. done: what was really done. gone: nodes that are not there any more."""
 
     def __init__(
@@ -120,6 +121,9 @@ class Acting:
         for job in (*self.tale.jobs, *self._more_jobs):
             if job.lasts_s is not None or dice.random() < 0.5:
                 self.cluster.workloads.stop(job.name)
+        for pod in self.tale.lonely:
+            if dice.random() < 0.5:
+                self.cluster.delete("pods", pod["metadata"]["name"], "default")
 
     _more_jobs: tuple[Workload, ...] = ()
 

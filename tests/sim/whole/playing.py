@@ -72,9 +72,8 @@ async def _play(story: Tale) -> Played:
 
 
 async def _told(story: Tale, fleet: Fleet, watching: Watching, acting: Acting) -> list[str]:
-    for job in story.jobs:
-        fleet.cluster.run(job)
-    if story.jobs:
+    acting.begin()
+    if story.jobs or story.lonely:
         await asyncio.sleep(4)
     if story.quiet:
         await asyncio.sleep(15)  # so that all is known of the GPUs when the preview is made
