@@ -47,7 +47,8 @@ def play(seed: int, story: Tale | None = None) -> Played:
 
 
 async def _play(story: Tale) -> Played:
-    weather, strikes, watching = Weather(story.seed, story.chances), Strikes(), Watching()
+    weather, strikes = Weather(story.seed, story.chances), Strikes()
+    watching = Watching(troubled=lambda: any(met.startswith("WatchTrouble") for met in weather.met))
     fleet = Fleet(
         story.nodes,
         story.seed,
