@@ -110,6 +110,12 @@ class Tale:
         return not self.acts and self.chances == Chances(0.0, 0.0)
 
     @property
+    def steady(self) -> bool:
+        """Whether every pod stays until it is evicted, holds one device, and may go."""
+        plain = all(job.lasts_s is None and not job.spec and set(job.limits.values()) == {1} for job in self.jobs)
+        return self.evicts and plain and not self.lonely
+
+    @property
     def models(self) -> tuple[str, ...]:
         """The models of GPU that there are."""
         return tuple(

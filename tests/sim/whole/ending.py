@@ -118,7 +118,9 @@ def _of_gpu(
         )
     if phase in ("Ready", "Idle"):
         return wrong + _transition(one, gpu)
-    if not (watching.evictions.says_true(one) or _true(fleet, acting, node, document, one, gpu)):
+    unknown = bool({"reload", "reboot", "drift"} & acting.done)  # pods whose devices are gone may hold any
+    maybe = _asking(fleet, node) if unknown else []
+    if not (watching.evictions.says_true(one, maybe) or _true(fleet, acting, node, document, one, gpu)):
         wrong.append(f"{phase} {reason} is not true: {one.status.message}")
     return wrong
 

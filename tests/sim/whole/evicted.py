@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -173,9 +173,12 @@ class Evictions:
 
     # ---- at the end
 
-    def says_true(self, one: Partition) -> bool:
-        """Whether a GPU whose node was or would be drained for it says truly why that does not go on."""
-        holders = self._holders(one.spec.node_name)
+    def says_true(self, one: Partition, maybe: Sequence[dict[str, Any]]) -> bool:
+        """Whether a GPU whose node was or would be drained for it says truly why that does not go on.
+
+        maybe: pods that may hold something there, though nobody can tell any more.
+        """
+        holders = [*self._holders(one.spec.node_name), *maybe]
         if not holders or one.spec.desired is None:
             return False
         how = self.fleet.plan(one.spec.desired.plan.name).get("spec", {}).get("disruption") or {}
