@@ -106,7 +106,10 @@ class Evictions:
         retry = (document["metadata"].get("annotations") or {}).get("migd.dev/retry")
         if retry is not None and (before.get("annotations") or {}).get("migd.dev/retry") != retry:
             self.spent.pop(node, None)
-        victims = (document.get("status") or {}).get("victims") or ()
+        status = document.get("status") or {}
+        for one in status.get("evictions") or ():
+            self.met(f"answer {one.get('code', 'of no call')} {one.get('reason', 'well')}")
+        victims = status.get("victims") or ()
         if victims or self._asked_for:
             for pod in victims:
                 self._names[pod["uid"]] = pod["name"]

@@ -51,7 +51,7 @@ class Watching:
     closed: dict[str, Closed] = field(default_factory=dict)
     previewed: dict[str, Any] = field(default_factory=dict)  # the first preview of the first plan
     done: dict[str, set[str]] = field(default_factory=dict)  # node -> turns that it ended well
-    disturbed_s: dict[str, float] = field(default_factory=dict)  # node -> when its kubelet, plugin or power last went
+    disturbed_s: dict[str, float] = field(default_factory=dict)  # node -> until when pods may die for other reasons
     _held_since: dict[tuple[str, int], float] = field(default_factory=dict)
     _bound_s: dict[str, float] = field(default_factory=dict)
     troubled: Callable[[], bool] = lambda: False
@@ -65,13 +65,15 @@ class Watching:
         self.cluster = fleet.cluster
         self.evictions = Evictions(fleet, self.says, self.reached.add, self.troubled)
         self.cluster.cluster.listen(self._happened)
-        self.cluster.on_power(lambda name, _on: self.disturb(name, power=True))
+        self.cluster.on_power(lambda name, _on: self._powered(name))
 
-    def disturb(self, node: str, power: bool = False) -> None:
-        """A node's kubelet, device plugin or power goes: pods may die of that for a while."""
-        self.disturbed_s[node] = self.now_s()
-        if power:
-            self.disturbed_s[f"power {node}"] = self.now_s()
+    def disturb(self, node: str, for_s: float) -> None:
+        """A node's kubelet, device plugin or power goes, or a pod by force: pods may die of that for so long."""
+        self.disturbed_s[node] = max(self.disturbed_s.get(node, 0.0), self.now_s() + for_s)
+
+    def _powered(self, node: str) -> None:
+        self.disturb(node, 300.0)
+        self.disturb(f"power {node}", 600.0)
 
     def now_s(self) -> float:
         return self.cluster.stage.now_s()
@@ -151,7 +153,7 @@ class Watching:
         turn = str(json.loads(owed)["turn"])
         self.closed[name] = Closed(turn, self.now_s())
         self.reached.add("closed")
-        if self.now_s() - self.disturbed_s.get(f"power {name}", -1e9) < 600:
+        if self.now_s() < self.disturbed_s.get(f"power {name}", 0.0):
             return  # after a reboot a node is closed at once
         if turn:
             self._within_limits()
@@ -245,7 +247,7 @@ class Watching:
     def _died(self, node: str, uid: str, name: str) -> None:
         self.reached.add("pod dies")
         closed = self.closed.get(node)
-        if closed is None or self.now_s() - self.disturbed_s.get(node, -1e9) < 300:
+        if closed is None or self.now_s() < self.disturbed_s.get(node, 0.0):
             return
         bound_s = self._bound_s[uid]
         if bound_s <= closed.since_s + SETTLED_S:
