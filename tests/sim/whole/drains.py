@@ -27,6 +27,8 @@ DRAIN_ACTS: Final[dict[str, int]] = {
     "agent crash": 2,
 }
 """What may happen in the middle of a drain, with how often."""
+DRAIN_S: Final = ((0, 8), (0, 8), (3, 60))
+"""When: evictions are called for some three seconds after the plan, and drains in vain last a minute or more."""
 ENDLESS_S: Final = 7200
 """A pod that takes so long to end never does, in a story."""
 _EMPTY_DIR: Final = {"volumes": [{"name": "scratch", "emptyDir": {}}]}

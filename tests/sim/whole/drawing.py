@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from migd.sim.cluster_faults import Chances
 from migd.sim.node_world import NodeSpec, Workload
-from whole.drains import DRAIN_ACTS, budgets, rules, services, unmanaged
+from whole.drains import DRAIN_ACTS, DRAIN_S, budgets, rules, services, unmanaged
 
 CUTS: Final[dict[str, tuple[dict[str, int], ...]]] = {
     "a30": ({"1g.6gb": 4}, {"2g.12gb": 2}, {"4g.24gb": 1}, {"2g.12gb": 1, "1g.6gb": 2}, {"1g.6gb": 2}),
@@ -156,7 +156,9 @@ def tale(seed: int) -> Tale:
 def _drained(dice: random.Random, story: Tale) -> Tale:
     """The same story, of a plan that evicts: somebody holds what must go, and acts come while he does."""
     acts = tuple(
-        replace(act, what=_one(dice, DRAIN_ACTS), at_s=round(dice.uniform(3, 60), 3)) if dice.random() < 0.6 else act
+        replace(act, what=_one(dice, DRAIN_ACTS), at_s=round(dice.uniform(*dice.choice(DRAIN_S)), 3))
+        if dice.random() < 0.7
+        else act
         for act in story.acts
     )
     jobs = services(dice, story.nodes, story.jobs) if dice.random() < 0.9 else story.jobs

@@ -102,9 +102,8 @@ class Evictions:
         """A partition has changed: its victims, its phase, or somebody asks for another try."""
         document = happened.after.document
         node = document["spec"]["nodeName"]
-        before = happened.before.document["metadata"] if happened.before is not None else {}
-        retry = (document["metadata"].get("annotations") or {}).get("migd.dev/retry")
-        if retry is not None and (before.get("annotations") or {}).get("migd.dev/retry") != retry:
+        before = happened.before.document if happened.before is not None else document
+        if _retry(before) != _retry(document):  # somebody asks for it, or the agent has heard it
             self.spent.pop(node, None)
         status = document.get("status") or {}
         for one in status.get("evictions") or ():
@@ -294,6 +293,11 @@ def _key(one: Partition) -> Key:
 
 def _gpu_of(one: Partition, there: Mapping[str, GpuTruth]) -> GpuTruth | None:
     return next((gpu for uuid, gpu in there.items() if uuid.lower() == one.name), None)
+
+
+def _retry(document: Mapping[str, Any]) -> str | None:
+    found: str | None = (document["metadata"].get("annotations") or {}).get("migd.dev/retry")
+    return found
 
 
 def _holds(pod: str, gpu: GpuTruth | None, one: Partition) -> bool:
