@@ -55,7 +55,8 @@ class Workloads(Actor):
         """Keep this workload running from now on."""
         version, plural = _API[workload.kind]
         metadata = {"name": workload.name, "namespace": workload.namespace}
-        owner = self.create(plural, {"apiVersion": version, "kind": workload.kind, "metadata": metadata, "spec": {}})
+        spec = {"replicas": workload.pods} if workload.kind == "ReplicaSet" else {}
+        owner = self.create(plural, {"apiVersion": version, "kind": workload.kind, "metadata": metadata, "spec": spec})
         assert owner is not None, f"there is a {workload.kind} {workload.name} already"
         uid = owner["metadata"]["uid"]
         self._owners[uid] = (owner, workload)
