@@ -52,6 +52,7 @@ class Evictions:
     _asked_for: dict[str, frozenset[Key]] = field(default_factory=dict)  # uid of a victim -> for which wishes
     _names: dict[str, str] = field(default_factory=dict)  # uid of a victim -> its name
     _wrong_since: dict[str, float] = field(default_factory=dict)  # uid of a victim -> since when it should not go
+    _was_right: set[str] = field(default_factory=set)  # uids of victims that could be asked to go at some time
     _most: dict[Key, int | None] = field(default_factory=dict)  # maxEvictions of each generation
     _closure: dict[str, set[Key]] = field(default_factory=dict)  # node that is closed -> for what it evicted
     _closed_s: dict[str, float] = field(default_factory=dict)  # node -> when it was closed last
@@ -79,6 +80,9 @@ class Evictions:
             return
         self.look()
         since_s = self._wrong_since.get(uid)
+        if since_s is not None and uid not in self._was_right:
+            self.says(f"{request.name} is evicted though {self._why(uid)}")
+            return
         late_s = UNHEARD_S if self.troubled() else LATE_S
         if since_s is not None and self._now_s() - since_s > late_s:
             self.says(f"{request.name} is evicted though for {self._now_s() - since_s:.1f} s {self._why(uid)}")
@@ -97,6 +101,7 @@ class Evictions:
                 self._wrong_since.setdefault(uid, self._now_s())
             else:
                 self._wrong_since.pop(uid, None)
+                self._was_right.add(uid)
 
     def partition(self, happened: Happened) -> None:
         """A partition has changed: its victims, its phase, or somebody asks for another try."""

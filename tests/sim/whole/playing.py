@@ -76,7 +76,7 @@ async def _told(story: Tale, fleet: Fleet, watching: Watching, acting: Acting) -
     acting.begin()
     if story.jobs or story.lonely:
         await asyncio.sleep(4)
-    if story.quiet:
+    if story.quiet or story.evicts:
         await asyncio.sleep(15)  # so that all is known of the GPUs when the preview is made
     before = everything(fleet)
     fleet.apply(_plan(story))
