@@ -98,8 +98,9 @@ class Writes(Protocol):
         """Ask for the eviction of this pod and no other of its name; returns once it is accepted: the pod is going.
 
         pod: as `get` just had it, not a cache: under a budget the answer for another pod of that name is the
-        budget's, or uses it up. grace_s: seconds to end in; None is the pod's own. One call, never repeated here:
-        after an UnavailableError it may be accepted all the same, so get the pod again first.
+        budget's, or uses it up, and without one it may take ten seconds. grace_s: seconds to end in; None is the pod's
+        own. One call, never repeated here: after an UnavailableError it may be accepted all the same, so get the pod
+        again first.
         MissingError: it is gone. ConflictError: another pod has its name. BudgetError: a budget forbids it.
         EndingError: its namespace is being deleted, and the pod with it. DeniedError: no rights.
         """

@@ -123,16 +123,9 @@ class Verbs:
             raise UnavailableError(request, 0, f"no answer within {self._timeout_s:g} s") from None
         except OSError as error:
             raise UnavailableError(request, 0, str(error) or type(error).__name__) from error
-        if 200 <= code < 300 and _failed(answer):
-            code = int(answer.get("code") or 500)
         if not 200 <= code < 300:
             raise error_of(request, code, headers, answer)
         return answer
-
-
-def _failed(answer: Json) -> bool:
-    """An answer that says 201 and means 500: a pod that two budgets have is refused so. client-go looks at it too."""
-    return answer.get("kind") == "Status" and answer.get("status") == "Failure"
 
 
 def error_in(event: Json, path: str) -> KubeError:

@@ -14,15 +14,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from migd.sim.cluster_answers import Refusal, Target, matcher, status
+from migd.sim.cluster_entries import Entry, Happened, Listener, Outcome
 from migd.sim.cluster_faults import Faults, Trouble, WatchTrouble
 from migd.sim.cluster_fields import Json, copied
 from migd.sim.cluster_kinds import KINDS, SimKind
-from migd.sim.cluster_store import Answer, Entry, Happened, Listener, Outcome, Store
+from migd.sim.cluster_store import Answer, Store
 
 BOOKMARK_S: Final = 60.0
 _START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _LATE_MAX_S: Final = 5.0
 _SLOW_MAX_S: Final = 10.0
+_TOO_MANY: Final = "too many requests, please try again later"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +46,23 @@ class SimRequest:
 
 Policy = Callable[[SimRequest], str]
 """Why a request is denied; "" where it is not."""
+Busy = Callable[[SimRequest], int]
+"""After how many seconds a request may be made again, where too many ask; 0 where they do not."""
 
 
 class SimCluster:
     """The simulated API server. `transport(user)` is somebody's connection to it.
 
-    requests: all that were carried out or refused by it, in order; watches are not among them.
+    requests: all that were carried out or refused by it, in order; watches are not among them. busy: which are refused
+    by priority and fairness, with 429 and Retry-After and before anything is looked at; nobody's until a test sets it.
     """
 
     def __init__(self, seed: int = 0, faults: Faults | None = None, policy: Policy = lambda _request: "") -> None:
         self.faults = faults or Faults()
         self.policy = policy
+        self.busy: Busy = lambda _request: 0
         self.requests: list[SimRequest] = []
-        self.store = Store(seed, lambda: self.now().strftime("%Y-%m-%dT%H:%M:%SZ"), self._wake)
+        self.store = Store(seed, self.now, self._wake)
         self._waiting: set[asyncio.Event] = set()
         self._watches: dict[str, list[_Watch]] = {}
         self._listeners: list[Listener] = []
@@ -74,7 +80,10 @@ class SimCluster:
     ) -> Answer:
         """Carry out one request at once, with no trouble."""
         code, found, kind = self.act(user, method, path, query, body, content_type)
-        return code, {}, found.shown(kind) if isinstance(found, Entry) else found
+        if isinstance(found, Entry):
+            return code, {}, found.shown(kind)
+        again_s = (found.get("details") or {}).get("retryAfterSeconds")
+        return code, {"Retry-After": str(again_s)} if again_s else {}, found
 
     def act(
         self, user: str, method: str, path: str, query: Mapping[str, str], body: Any, content_type: str
@@ -86,9 +95,15 @@ class SimCluster:
             kind = target.kind
             verb = _VERBS[method] if target.name or method != "GET" else "list"
             resource = "/".join(part for part in (target.kind.plural, target.subresource) if part)
-            why = self.policy(SimRequest(user, verb, resource, target.name, 0, body))
+            asked = SimRequest(user, verb, resource, target.name, 0, body)
+            busy_s, why = self.busy(asked), self.policy(asked)
             found: Outcome
-            code, found = (403, status(403, why)) if why else self._done(target, verb, query, body, content_type)
+            if busy_s:
+                code, found = 429, status(429, _TOO_MANY, retryAfterSeconds=busy_s)
+            elif why:
+                code, found = 403, status(403, why)
+            else:
+                code, found = self._done(target, verb, query, body, content_type)
         except Refusal as refusal:
             code, found = refusal.code, refusal.body
             if refusal.code == 404 and "resource" in str(refusal):
@@ -199,7 +214,7 @@ class SimTransport:
         await asyncio.sleep(0)
         trouble = self._cluster.faults.of_request()
         if trouble is Trouble.TOO_MANY:
-            return 429, {"Retry-After": "1"}, status(429, "too many requests, please try again later")
+            return 429, {"Retry-After": "1"}, status(429, _TOO_MANY)
         if trouble is Trouble.UNWELL:
             return 500, {}, status(500, "etcdserver: leader changed")
         if trouble is Trouble.REFUSED:

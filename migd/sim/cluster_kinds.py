@@ -69,6 +69,11 @@ def _event(new: Json, _old: Json | None) -> tuple[str, ...]:
     return tuple(wrong)
 
 
+def _budget(new: Json, _old: Json | None) -> tuple[str, ...]:
+    given = [name for name in ("minAvailable", "maxUnavailable") if name in (new.get("spec") or {})]
+    return () if len(given) == 1 else (f"spec: {' and '.join(given) or 'neither'}: exactly one is needed",)
+
+
 KINDS: Final = (
     SimKind(
         "migd.dev/v1alpha1",
@@ -106,9 +111,27 @@ KINDS: Final = (
     SimKind("apps/v1", "DaemonSet", "daemonsets", namespaced=True, status=True, generation=True, owned=False),
     SimKind("apps/v1", "ReplicaSet", "replicasets", namespaced=True, status=True, generation=True, owned=False),
     SimKind("batch/v1", "Job", "jobs", namespaced=True, status=True, generation=True, owned=False),
+    SimKind(
+        "policy/v1",
+        "PodDisruptionBudget",
+        "poddisruptionbudgets",
+        namespaced=True,
+        status=True,
+        generation=True,
+        check=_budget,
+    ),
     SimKind("coordination.k8s.io/v1", "Lease", "leases", namespaced=True, owned=False),
     SimKind("resource.k8s.io/v1", "ResourceSlice", "resourceslices"),
     SimKind("events.k8s.io/v1", "Event", "events", namespaced=True, owned=False, check=_event),
+    # last, since what is in a namespace has paths that begin as its own
+    SimKind(
+        "v1",
+        "Namespace",
+        "namespaces",
+        status=True,
+        owned=False,
+        defaults={("spec",): {"finalizers": ["kubernetes"]}},
+    ),
 )
 
 

@@ -10,78 +10,36 @@ import random
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from datetime import datetime
 from typing import Any, Final
 
 from migd.sim import cluster_fields as fields
-from migd.sim.cluster_answers import Refusal, Target, matcher, status
+from migd.sim import cluster_pods as pods
+from migd.sim.cluster_answers import Refusal, Target, matcher
+from migd.sim.cluster_deleting import deleting, released, text_of
+from migd.sim.cluster_entries import Entry, Happened, Key, Listener, Outcome, Shelf
 from migd.sim.cluster_fields import Json, Owner, Owners, copied
 from migd.sim.cluster_kinds import KINDS, SimKind, filled_in
 from migd.sim.cluster_patches import PatchError, merge_patched, patched
 
 _PATHS_KEPT: Final = 4096
+BY_PLURAL: Final = {kind.plural: kind for kind in KINDS}
+_GOING: Final = ("deletionTimestamp", "deletionGracePeriodSeconds")
 Answer = tuple[int, Mapping[str, str], Json]
-Key = tuple[str, str]
-"""Namespace ("" for none) and name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One object: its document, without managedFields, and who owns which of its fields. Neither is ever changed."""
-
-    document: Json
-    owners: Owners
-    _sent: list[Json] = field(default_factory=list, compare=False)
-
-    def shown(self, kind: SimKind) -> Json:
-        """The document as it is sent, the reader's own."""
-        return copied(self.sent(kind))  # type: ignore[no-any-return]
-
-    def sent(self, kind: SimKind) -> Json:
-        """The document as it is sent, for many readers who only read."""
-        if not self._sent:
-            document = self.document
-            if self.owners:
-                managed = fields.managed_fields(self.owners, kind.api_version)
-                document = {**document, "metadata": {**document["metadata"], "managedFields": managed}}
-            self._sent.append(document)
-        return self._sent[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Happened:
-    """One change in the history: the object before (None: made) and after; deleted ones with the version of that."""
-
-    version: int
-    before: Entry | None
-    after: Entry
-    deleted: bool
-
-
-Outcome = Entry | Json
-"""What a verb answers: an object as it is now, or a document of another kind, such as a list or a Status."""
-Listener = Callable[[SimKind, Happened], None]
-"""Told of each change at once, within the write: it must not write itself."""
-
-
-@dataclass(slots=True)
-class _Shelf:
-    objects: dict[Key, Entry] = field(default_factory=dict)
-    history: list[Happened] = field(default_factory=list)
-    forgotten: int = 0
 
 
 class Store:
     """All objects; what is kept is never changed, only replaced.
 
-    now: RFC 3339 time of day, for what is stamped. told: called after each change.
+    now: the wall clock, for what is stamped. told: called after each change.
     """
 
-    def __init__(self, seed: int, now: Callable[[], str], told: Listener = lambda _kind, _happened: None) -> None:
+    def __init__(self, seed: int, now: Callable[[], datetime], told: Listener = lambda _kind, _happened: None) -> None:
         self._dice = random.Random(seed)  # noqa: S311  for uids
-        self._now = now
+        self.now = now
         self._told = told
-        self._shelves = {kind.plural: _Shelf() for kind in KINDS}
+        self._shelves = {kind.plural: Shelf() for kind in KINDS}
         self._targets: dict[str, Target] = {}
         self._owned: dict[str, set[tuple[str, Key]]] = {}  # uid of an owner -> what goes with it
         self._snapshots: dict[str, tuple[int, list[Json]]] = {}
@@ -158,10 +116,31 @@ class Store:
         kind = target.kind
         return {"apiVersion": kind.api_version, "kind": f"{kind.kind}List", "metadata": metadata, "items": items}
 
+    def document(self, target: Target) -> Json:
+        """One object as it is now, not to be changed."""
+        return self._entry(target).document
+
+    def documents(self, plural: str) -> list[Json]:
+        """All objects of a kind as they are now, not to be changed."""
+        return [entry.document for entry in self._shelves[plural].objects.values()]
+
+    def at(self, plural: str, document: Json) -> Target:
+        """Where an object is."""
+        metadata = document["metadata"]
+        return Target(BY_PLURAL[plural], metadata.get("namespace", ""), metadata["name"], "")
+
+    def rewrite(self, target: Target, document: Json) -> Outcome:
+        """Keep an object as the API server itself has changed it; who owns what stays as it was."""
+        entry = self._entry(target)
+        return self._put(target, entry, document, entry.owners)
+
     def create(self, target: Target, body: Json, manager: str) -> Outcome:
-        """Make an object; or bind a pod, which is how a scheduler does it."""
+        """Make an object; or have a pod bound or evicted."""
+        self._namespace_takes(target, (body.get("metadata") or {}).get("name", ""))
         if target.subresource == "binding":
-            return self._bind(target, body)
+            return pods.bind(self, target, body)
+        if target.subresource == "eviction":
+            return pods.evict(self, target, body)
         name = (body.get("metadata") or {}).get("name", "")
         target = replace(target, name=name)
         if not name:
@@ -173,19 +152,14 @@ class Store:
         made = self._newborn(target, body)
         return self._put(target, None, made, _owners(target, {}, {}, made, manager))
 
-    def _bind(self, target: Target, body: Json) -> Outcome:
-        entry = self._entry(target)
-        if entry.document["spec"].get("nodeName"):
-            where = entry.document["spec"]["nodeName"]
-            raise Refusal(409, f'pod {target.name} is already assigned to node "{where}"')
-        if "deletionTimestamp" in entry.document["metadata"]:
-            raise Refusal(409, f"pod {target.name} is being deleted, cannot be assigned to a host")
-        after = copied(entry.document)
-        after["spec"]["nodeName"] = body["target"]["name"]
-        told = [c for c in after.setdefault("status", {}).get("conditions") or () if c["type"] != "PodScheduled"]
-        after["status"]["conditions"] = [*told, {"type": "PodScheduled", "status": "True"}]
-        self._put(target, entry, after, entry.owners)
-        return status(201, "") | {"status": "Success"}
+    def _namespace_takes(self, target: Target, name: str) -> None:
+        """Nothing is made in a namespace that is being deleted; one that nobody made takes all, other than there."""
+        found = self._shelves["namespaces"].objects.get(("", target.namespace))
+        if found is not None and "deletionTimestamp" in found.document["metadata"]:
+            why = f"unable to create new content in namespace {target.namespace} because it is being terminated"
+            cause = {"reason": "NamespaceTerminating", "message": f"namespace {target.namespace} is being terminated"}
+            said = f'{target.kind.plural} "{target.name or name}" is forbidden: {why}'
+            raise Refusal(403, said, causes=[{**cause, "field": "metadata.namespace"}])
 
     def replace(self, target: Target, body: Json, manager: str) -> Outcome:
         """Replace an object that is the version that the body says."""
@@ -209,7 +183,7 @@ class Store:
         return self._update(target, after, manager or "unknown")
 
     def delete(self, target: Target, body: Json | None) -> Outcome:
-        """Delete an object. A pod that is bound to a node stays until its kubelet says that it ended (`remove`)."""
+        """Delete an object, or have it go: see `deleting`."""
         entry = self._entry(target)
         metadata = entry.document["metadata"]
         expected = ((body or {}).get("preconditions") or {}).get("uid", metadata["uid"])
@@ -219,18 +193,11 @@ class Store:
             )
         if (body or {}).get("dryRun"):
             return entry
-        now_s = (body or {}).get("gracePeriodSeconds") == 0
-        spec = entry.document.get("spec", {})
-        if target.kind.kind == "Pod" and spec.get("nodeName") and not now_s:
-            if "deletionTimestamp" in metadata:
-                return entry
-            after = copied(entry.document)
-            asked = (body or {}).get("gracePeriodSeconds")
-            grace = spec.get("terminationGracePeriodSeconds", 30) if asked is None else asked
-            after["metadata"] |= {"deletionTimestamp": self._now(), "deletionGracePeriodSeconds": grace}
-            return self._put(target, entry, after, entry.owners)
+        after = deleting(target.kind.kind, entry.document, body or {}, self.now())
+        if after is not None:
+            return self._put(target, entry, copied(after), entry.owners)
         self._remove(target, entry)
-        return status(200, "") | {"status": "Success"}
+        return pods.done(200)
 
     def _remove(self, target: Target, entry: Entry) -> None:
         shelf = self._shelves[target.kind.plural]
@@ -246,7 +213,7 @@ class Store:
     def _collect(self, uid: str) -> None:
         """What a deleted object owned goes with it, as the garbage collector has it, only at once."""
         for plural, (namespace, name) in sorted(self._owned.pop(uid, ())):
-            kind = next(kind for kind in KINDS if kind.plural == plural)
+            kind = BY_PLURAL[plural]
             entry = self.entries(kind).get((namespace, name))
             if entry is not None:
                 self.delete(Target(kind, namespace, name, ""), None)
@@ -268,13 +235,16 @@ class Store:
         said = body.get("metadata") or {}
         if said.get("uid", before["metadata"]["uid"]) != before["metadata"]["uid"]:
             raise Refusal(409, f"Precondition failed: UID in object meta: {before['metadata']['uid']}")
-        if said.get("resourceVersion", before["metadata"]["resourceVersion"]) != before["metadata"]["resourceVersion"]:
-            raise Refusal(
-                409,
-                f'Operation cannot be fulfilled on {target.kind.plural} "{target.name}": the object has been modified',
-            )
+        _as_seen(target, said, before)
         after = self._within(target, before, body)
-        return self._put(target, entry, after, _owners(target, before, entry.owners, after, manager))
+        return self._kept(target, entry, after, _owners(target, before, entry.owners, after, manager))
+
+    def _kept(self, target: Target, entry: Entry | None, after: Json, owners: Owners) -> Outcome:
+        """Keep what was written; it goes where only a finalizer had kept it, and that is gone."""
+        kept = self._put(target, entry, after, owners)
+        if released(kept.document):
+            self._remove(target, kept)
+        return kept
 
     def _apply(self, target: Target, body: Json, manager: str, force: bool) -> Outcome:
         if not manager:
@@ -297,6 +267,7 @@ class Store:
         ):
             wrong = f'metadata.uid: Invalid value: "{said["uid"]}": field is immutable'
             raise Refusal(422, f'{kind.kind} "{target.name}" is invalid: {wrong}', causes=[{"field": "metadata.uid"}])
+        _as_seen(target, said, entry.document if entry else None)
         config = {key: value for key, value in body.items() if self._has(target, key)}
         me = Owner(manager, "Apply", target.subresource)
         before, owners = (entry.document, entry.owners) if entry else ({}, {})
@@ -311,8 +282,10 @@ class Store:
             at = ".".join(step[2:] for step in done.emptied[0])
             wrong = f'{at}: Invalid value: "null": {at} in body must be of type object: "null"'
             raise Refusal(422, f'{kind.kind} "{target.name}" is invalid: {wrong}', causes=[{"field": at}])
+        if entry is None:
+            self._namespace_takes(target, target.name)
         document = done.document if entry else self._newborn(target, done.document)
-        return self._put(target, entry, document, done.owners)
+        return self._kept(target, entry, document, done.owners)
 
     def _has(self, target: Target, key: str) -> bool:
         """Whether a top-level key is written through this path: status only through its subresource, and only that."""
@@ -325,7 +298,7 @@ class Store:
         kept = {key: value for key, value in before.items() if not self._has(target, key)}
         after = {key: value for key, value in body.items() if self._has(target, key)}
         after = {**before, **after} if target.subresource else {**after, **kept}
-        own = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
+        own = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", *_GOING)
         told = {k: v for k, v in after.get("metadata", {}).items() if v not in ({}, [])}  # omitempty
         metadata = {k: v for k, v in told.items() if k not in (*own, "managedFields")}
         named = {k: v for k, v in before["metadata"].items() if k in own}
@@ -334,18 +307,18 @@ class Store:
     def _newborn(self, target: Target, body: Json) -> Json:
         made = copied(body)
         metadata = made.setdefault("metadata", {})
-        metadata |= {"name": target.name, "creationTimestamp": self._now()}
+        metadata |= {"name": target.name, "creationTimestamp": text_of(self.now())}
         metadata["uid"] = str(uuid.UUID(int=self._dice.getrandbits(128), version=4))
         if target.namespace:
             metadata["namespace"] = target.namespace
         if target.kind.generation:
             metadata["generation"] = 1
         metadata.pop("resourceVersion", None)
-        if target.kind.kind == "Node":
+        if target.kind.kind in ("Node", "Namespace"):
             made.setdefault("spec", {})
         return {**made, "apiVersion": target.kind.api_version, "kind": target.kind.kind}
 
-    def _put(self, target: Target, entry: Entry | None, document: Json, owners: Owners) -> Outcome:
+    def _put(self, target: Target, entry: Entry | None, document: Json, owners: Owners) -> Entry:
         """Keep a document; nothing happens where it and its owners are as before."""
         kind = target.kind
         document = {**document, "metadata": _without_empty(document["metadata"])}
@@ -382,6 +355,15 @@ class Store:
     def _next(self) -> str:
         self.version += 1
         return str(self.version)
+
+
+def _as_seen(target: Target, said: Json, before: Json | None) -> None:
+    """Refuse what was decided on another version of the object than there is; who names no version, does not mind."""
+    if before is not None and said.get("resourceVersion", (at := before["metadata"]["resourceVersion"])) != at:
+        raise Refusal(
+            409,
+            f'Operation cannot be fulfilled on {target.kind.plural} "{target.name}": the object has been modified',
+        )
 
 
 def _without_empty(metadata: Json) -> Json:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from migd.sim.cluster import SimCluster
+from migd.sim.cluster_entries import Entry, Happened
 from migd.sim.cluster_fields import Json
-from migd.sim.cluster_kinds import KINDS, SimKind
-from migd.sim.cluster_store import Entry, Happened
+from migd.sim.cluster_kinds import SimKind
+from migd.sim.cluster_store import BY_PLURAL
 
 JSON: Final = "application/json"
 MERGE: Final = "application/merge-patch+json"
-BY_PLURAL: Final = {kind.plural: kind for kind in KINDS}
 Heard = Callable[[Happened], None]
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from migd.sim import node_documents as documents
+from migd.sim.cluster_entries import Happened
 from migd.sim.cluster_fields import Json, copied
-from migd.sim.cluster_store import Happened
 from migd.sim.node_acting import Actor, Stage
 
 ONLY_ON: Final = "sim.migd.dev/nodes"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from migd.sim import node_documents as documents
+from migd.sim.cluster_entries import Happened
 from migd.sim.cluster_fields import Json
-from migd.sim.cluster_store import Happened
 from migd.sim.host import SimHost
 from migd.sim.node_acting import Actor, Stage
 from migd.sim.node_devices import AdmissionError, DeviceManager, Held

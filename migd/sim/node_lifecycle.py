@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from migd.sim import node_documents as documents
+from migd.sim.cluster_entries import Happened
 from migd.sim.cluster_fields import Json
-from migd.sim.cluster_store import Happened
 from migd.sim.node_acting import Actor, Stage
 from migd.sim.node_kubelet import Kubelet
 

@@ -10,8 +10,8 @@ from collections import deque
 from typing import Final
 
 from migd.sim import node_documents as documents
+from migd.sim.cluster_entries import Happened
 from migd.sim.cluster_fields import Json
-from migd.sim.cluster_store import Happened
 from migd.sim.node_acting import Actor, Stage
 
 LAGS: Final = ((0.8, 0.003), (0.97, 0.12), (1.0, 1.5))

@@ -7,7 +7,7 @@ from typing import Final
 
 import pynvml
 
-from migd.sim.cluster_store import Happened
+from migd.sim.cluster_entries import Happened
 from migd.sim.errors import SimulationError
 from migd.sim.node_acting import Actor, Stage
 from migd.sim.node_carving import clear, fill, set_mode

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from migd.sim import node_documents as documents
+from migd.sim.cluster_entries import Happened
 from migd.sim.cluster_fields import Json
-from migd.sim.cluster_store import Happened
 from migd.sim.node_acting import Actor, Stage
 
 _API: Final = {"ReplicaSet": ("apps/v1", "replicasets"), "Job": ("batch/v1", "jobs")}

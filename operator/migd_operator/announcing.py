@@ -2,37 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from migd.kube.events import Note, Regarding
+from migd.kube.stored import Stored
 from migd.plans.conditions import Condition, find
+from migd.plans.partitions import KIND as PARTITION
+from migd.plans.partitions import EvictionDoc, Partition
 from migd.plans.plan import API_VERSION, KIND
 from migd.plans.statuses import PlanStatus
 from migd_operator.assembling import Look
 from migd_operator.deciding import Decision
 from migd_operator.paying import NodeWrite
+from migd_operator.writing import Done
 
 _BY: Final = "Decide"
+_ACCEPTED: Final = 201
 
 
-def notes_of(
-    look: Look, decision: Decision, nodes: tuple[NodeWrite, ...], plans_told: Collection[str]
-) -> tuple[Note, ...]:
-    """What is new. plans_told: the plans whose status was written; of the others it is told with their next write."""
+def notes_of(look: Look, decision: Decision, nodes: tuple[NodeWrite, ...], done: Done) -> tuple[Note, ...]:
+    """What is new. Of plans and GPUs whose status was not written it is told with their next write."""
     found: list[Note] = []
+    for write in decision.told:
+        if write.partition in done.gpus:
+            found += _of_evictions(look.partitions[write.partition], write.evictions)
     for name, status in decision.statuses:
         stored = look.plans[name]
-        if name in plans_told:
+        if name in done.plans:
             about = _about_plan(name, stored.uid)
             found += _of_plan(about, stored.value.status or PlanStatus(), status)
     found += _of_turns(look, decision)
-    for write in nodes:
-        if write.paid:
+    for change in nodes:
+        if change.paid:
             text = "its agent has been silent for long: our taint and what it had paused were put back as they were"
-            about = Regarding("v1", "Node", write.node.name, write.node.uid)
-            found.append(Note(about, "Warning", "AgentSilent", "Pay", f"node {write.node.name}: {text}"))
+            about = Regarding("v1", "Node", change.node.name, change.node.uid)
+            found.append(Note(about, "Warning", "AgentSilent", "Pay", f"node {change.node.name}: {text}"))
     return tuple(found)
+
+
+def _of_evictions(gpu: Stored[Partition], after: Iterable[EvictionDoc]) -> Iterable[Note]:
+    """A pod that must go was evicted, or somebody has to look why it is not. What is only tried again is no news."""
+    about = Regarding(API_VERSION, PARTITION, gpu.name, gpu.uid)
+    names = {pod.uid: f"{pod.namespace}/{pod.name}" for pod in gpu.value.status.victims}
+    before = {one.pod_uid: _heard(one) for one in gpu.value.status.evictions}
+    for one in after:
+        if before.get(one.pod_uid) == _heard(one):
+            continue
+        pod, named = names.get(one.pod_uid, one.pod_uid), ", ".join(one.pod_disruption_budgets)
+        if one.reason is None and one.code == _ACCEPTED:
+            yield Note(about, "Normal", "InUse", "Evict", f"pod {pod} holds what must go: {one.message}")
+        elif one.reason is not None and one.reason != "Waiting":
+            by = f" by PodDisruptionBudget {named}" if named else ""
+            yield Note(about, "Warning", one.reason, "Evict", f"pod {pod} is not evicted{by}: {one.message}")
+
+
+def _heard(one: EvictionDoc) -> object:
+    return one.code, one.reason, one.pod_disruption_budgets
 
 
 def _of_plan(about: Regarding, before: PlanStatus, after: PlanStatus) -> Iterable[Note]:
@@ -61,7 +87,7 @@ def _same(one: Condition | None, other: Condition) -> bool:
 
 def _of_turns(look: Look, decision: Decision) -> Iterable[Note]:
     """A node got its turn, or it was taken back: one note for each plan that it is about."""
-    why = {w.partition: find(w.conditions, "Assigned") for w in decision.conditions}
+    why = {w.partition: find(w.conditions, "Assigned") for w in decision.told}
     found: dict[tuple[str, str, str], Note] = {}
     for write in decision.specs:
         spec = look.partitions[write.partition].value.spec

@@ -31,7 +31,7 @@ from migd_operator.previewing import told_of
 
 DONE, FAILED, USAGE, REFUSED, CHANGES = 0, 1, 2, 3, 5
 """Exit codes, as `migd plan` has them."""
-_HEADS: Final = ("NODE", "GPU", "FROM", "KEEP", "DESTROY", "CREATE", "MIG", "REASON", "MESSAGE")
+_HEADS: Final = ("NODE", "GPU", "FROM", "KEEP", "DESTROY", "CREATE", "EVICT", "MIG", "REASON", "MESSAGE")
 
 
 class AskingError(Exception):
@@ -143,6 +143,7 @@ def _row(one: Detail) -> tuple[str, ...]:
         "" if one.gpu is None else str(one.gpu),
         judged.from_layout,
         *(_counts(part) for part in (judged.keep, judged.destroy, judged.create)),
+        str(judged.evict or ""),
         f"{judged.mode_change or ''}{reset}",
         judged.reason or "",
         judged.message,

@@ -14,7 +14,7 @@ from migd.kube.owed import owing
 from migd.kube.partitions import PlanObject
 from migd.kube.stored import Stored
 from migd.plans.partitions import Partition
-from migd_operator.facts import Fleet, InvalidPlan, NodeFacts, PlanFacts
+from migd_operator.facts import NO_ANSWERS, Answer, Fleet, InvalidPlan, NodeFacts, PlanFacts
 from migd_operator.hearing import Agent, Hearing
 
 Owners = Mapping[str, tuple[str, ...]]
@@ -62,8 +62,16 @@ class Assembler:
         self._nodes: dict[str, NodeFacts] = {}
         self._plans: dict[str, tuple[Stored[PlanObject], PlanFacts]] = {}
 
-    def look(self, caches: Caches, owners: Owners, until_s: float, now: datetime) -> Look:
-        """The fleet now. until_s: up to when silence counts; see `Hearing.listening`.
+    def look(
+        self,
+        caches: Caches,
+        owners: Owners,
+        until_s: float,
+        now: datetime,
+        answers: Mapping[str, Answer] = NO_ANSWERS,
+        at_s: float = 0.0,
+    ) -> Look:
+        """The fleet now. until_s: up to when silence counts; see `Hearing.listening`. answers, at_s: see `Fleet`.
 
         What is being deleted counts as gone: somebody's finalizer holds it, and no wish.
         """
@@ -83,6 +91,8 @@ class Assembler:
             nodes=tuple(facts),
             now=now,
             invalid=tuple(_invalid(one) for one in plans.values() if one.value.plan is None),
+            answers=answers,
+            at_s=at_s,
         )
         self._plans = {name: self._plans[name] for name in plans if name in self._plans}
         overdue = frozenset(name for name in agents if self._hearing.overdue(name, until_s))
@@ -109,6 +119,7 @@ class Assembler:
             annotations={**stored.annotations, **node.others} if node.others else stored.annotations,
             ready=node.ready,
             unschedulable=node.unschedulable,
+            tainted=node.closed,
             agent=agent,
             duplicates=_duplicates(leases.get(stored.name, self._namespace)),
             owners=owners,

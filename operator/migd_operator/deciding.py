@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Final
 
 from migd.plans.conditions import Condition
-from migd.plans.partitions import Assignment, Desired, Partition
+from migd.plans.partitions import Assignment, Desired, EvictionDoc, Partition
 from migd.plans.statuses import PlanStatus
 from migd_operator.claims import Claim, Left, node_wish
+from migd_operator.evicting import Ask, Drain, Evictions, evictions_of
 from migd_operator.facts import APPROVED, TAKEN_OVER, Fleet, PlanFacts
 from migd_operator.judging import Judge
 from migd_operator.previewing import approved, preview_of
@@ -36,35 +37,39 @@ class SpecWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class ConditionsWrite:
-    """The operator's two conditions of a partition as they shall be."""
+class StatusWrite:
+    """The operator's part of a partition's status as it shall be: its two conditions, and what came of evictions."""
 
     partition: str
     conditions: tuple[Condition, ...]
+    evictions: tuple[EvictionDoc, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What differs from how it should be, in order of name; empty at rest.
 
-    deletions: partitions whose node is gone, or that moved to another node. statuses: by plan, whole.
+    told: the operator's part of partitions' statuses. statuses: by plan, whole.
+    deletions: partitions whose node is gone, or that moved to another node.
+    asks: pods to look at and to evict, in this order.
     taken_over: nodes to take from mig-manager before they get their turn. released: nodes to give back to it.
     silent: nodes with partitions whose agent's lease has expired.
     """
 
     specs: tuple[SpecWrite, ...] = ()
-    conditions: tuple[ConditionsWrite, ...] = ()
+    told: tuple[StatusWrite, ...] = ()
     statuses: tuple[tuple[str, PlanStatus], ...] = ()
     deletions: tuple[str, ...] = ()
     taken_over: tuple[str, ...] = ()
     released: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
+    asks: tuple[Ask, ...] = ()
 
     @property
     def at_rest(self) -> bool:
-        """Whether there is nothing to write."""
-        writes = (self.specs, self.conditions, self.statuses, self.deletions, self.taken_over, self.released)
-        return not any(writes)
+        """Whether there is nothing to write or to ask for."""
+        writes = (self.specs, self.told, self.statuses, self.deletions, self.taken_over, self.released)
+        return not any(writes) and not self.asks
 
 
 def decide(fleet: Fleet) -> Decision:
@@ -92,31 +97,36 @@ def decide(fleet: Fleet) -> Decision:
     previews = {plan.uid: preview_of(plan, decided[plan.uid]) for plan in plans}
     stops = {p.name: stop for p in plans if (stop := _stop(p, approved(p, previews[p.uid])))}
     turns = give_turns([progress_of(wish) for wish in wishes], stops, now)
+    evictions = evictions_of([drain for turn in turns.values() if (drain := _drain(turn)) is not None], fleet)
     uids = frozenset(plan.uid for plan in plans) | frozenset(invalid)
     specs: list[SpecWrite] = []
-    conditions: list[ConditionsWrite] = []
+    said: list[StatusWrite] = []
     shares: dict[str, list[Share]] = {plan.uid: [] for plan in plans}
     for wish in wishes:
         turn = turns[wish.node.name]
         for claim in wish.claims:
             specs += _spec(claim, turn, uids)
-            conditions += _conditions(claim, turn, now)
+            said += _told(claim, turn, evictions, now)
         by_plan: dict[str, list[Claim]] = {}
         for claim in wish.claims:
             for plan in claim.plans:
                 by_plan.setdefault(plan.uid, []).append(claim)
         for uid, claims in by_plan.items():
             shares[uid].append(Share(turn, tuple(claims)))
-    told = [(p.name, plan_status(p, shares[p.uid], previews[p.uid], stops.get(p.name), now), p.status) for p in plans]
+    told = [
+        (p.name, plan_status(p, shares[p.uid], previews[p.uid], stops.get(p.name), evictions, now), p.status)
+        for p in plans
+    ]
     told += [(p.name, invalid_status(p, p.status, now), p.status) for p in fleet.invalid if p.status is not None]
     return Decision(
         specs=tuple(sorted(specs, key=lambda s: s.partition)),
-        conditions=tuple(sorted(conditions, key=lambda c: c.partition)),
+        told=tuple(sorted(said, key=lambda write: write.partition)),
         statuses=tuple((name, status) for name, status, before in sorted(told, key=_name) if status != before),
         deletions=tuple(deletions),
         taken_over=tuple(turn.progress.wish.node.name for _, turn in sorted(turns.items()) if _takes_over(turn)),
         released=tuple(n.name for n in nodes if TAKEN_OVER in n.annotations and _releases(turns.get(n.name))),
         silent=tuple(wish.node.name for wish in wishes if wish.node.silent),
+        asks=evictions.asks,
     )
 
 
@@ -185,9 +195,31 @@ def _settled(turn: Turn) -> bool:
     return all(p.status.phase == "Ready" and p.status.observed_generation == p.generation for p in carrying)
 
 
-def _conditions(claim: Claim, turn: Turn, now: datetime) -> tuple[ConditionsWrite, ...]:
+def _told(claim: Claim, turn: Turn, evictions: Evictions, now: datetime) -> tuple[StatusWrite, ...]:
+    partition = claim.partition
     said = partition_conditions(claim, turn, now)
-    there = {c.type: c for c in claim.partition.status.conditions}
-    if all(there.get(c.type) == c for c in said):
+    answers = evictions.told.get(partition.name, ())
+    there = {c.type: c for c in partition.status.conditions}
+    before = sorted(partition.status.evictions, key=lambda one: one.pod_uid)
+    if all(there.get(c.type) == c for c in said) and list(answers) == before:
         return ()
-    return (ConditionsWrite(claim.partition.name, said),)
+    return (StatusWrite(partition.name, said, answers),)
+
+
+def _drain(turn: Turn) -> Drain | None:
+    """The GPUs of a node of which pods may be evicted now; None where nobody may be.
+
+    The node has its turn for exactly this wish and keeps it, so that no plan is paused and nobody holds it; its agent
+    is alive and has closed it; and what the agent wants to go is for what the GPU carries now.
+    """
+    one, node = turn.progress, turn.progress.wish.node
+    if turn.act != "Keep" or not one.given or not (node.closed and node.tainted) or node.agent != "alive" or node.held:
+        return None
+    gpus = []
+    for claim in one.wish.wished:
+        partition, desired = claim.partition, claim.desired
+        answered = partition.status.observed_generation == partition.generation
+        draining = answered and partition.status.phase == "Draining" and partition.status.victims
+        if draining and desired is not None and desired.disruption.policy == "Evict":
+            gpus.append((partition, claim.plans[0]))
+    return Drain(node.name, tuple(gpus)) if gpus else None

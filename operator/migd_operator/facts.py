@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import Final, Literal
 
 from migd.kube.owed import OWED
-from migd.plans.partitions import Partition
+from migd.plans.partitions import NotGoing, Partition
 from migd.plans.plan import Plan
 from migd.plans.statuses import PlanStatus
 
@@ -32,7 +33,7 @@ class NodeFacts:
 
     agent: "silent" where its agent's lease has expired or is not there; "unheard" where the operator has not seen it
     renewed yet, and it is too early to say that it has expired: what was said of it before still holds.
-    annotations: ours, and those of others that are read.
+    annotations: ours, and those of others that are read. tainted: our taint keeps new pods away.
     duplicates: partitions that its agent claims although another node's has them, by name.
     owners: others that own MIG there and show elsewhere than on the node, for people: "DAS (NodeAccelerator)".
     """
@@ -43,6 +44,7 @@ class NodeFacts:
     annotations: Mapping[str, str] = field(default_factory=dict)
     ready: bool = True
     unschedulable: bool = False
+    tainted: bool = False
     agent: Literal["alive", "unheard", "silent"] = "alive"
     duplicates: frozenset[str] = frozenset()
     owners: tuple[str, ...] = ()
@@ -125,11 +127,44 @@ class InvalidPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What this process knows of one pod that must go; it dies with the process, and with the lease.
+
+    fit: it was looked at, and nothing of ours is in the way of its eviction. going: it ends, or is gone.
+    code, reason, budgets, message: as they are told in an EvictionDoc; reason is None where it is fit or going.
+    spent: its eviction was accepted, or may have been.
+    again_s: when to ask again, by the clock of `Fleet.at_s`; None for at any time, or never where it is going.
+    """
+
+    at: datetime
+    fit: bool = False
+    going: bool = False
+    code: int | None = None
+    reason: NotGoing | None = None
+    budgets: tuple[str, ...] = ()
+    message: str = ""
+    spent: bool = False
+    again_s: float | None = None
+
+    def due(self, at_s: float) -> bool:
+        """Whether it may be asked for again at this time."""
+        return not self.going and (self.again_s is None or self.again_s <= at_s)
+
+
+NO_ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
-    """All there is, in whatever order, and the time with its zone."""
+    """All there is, in whatever order, and the time with its zone.
+
+    answers: what is known of pods that must go, by uid. at_s: the time by the clock that never jumps, in seconds.
+    """
 
     plans: tuple[PlanFacts, ...]
     partitions: tuple[Partition, ...]
     nodes: tuple[NodeFacts, ...]
     now: datetime
     invalid: tuple[InvalidPlan, ...] = ()
+    answers: Mapping[str, Answer] = field(default_factory=lambda: NO_ANSWERS)
+    at_s: float = 0.0

@@ -6,20 +6,22 @@ import json
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from migd.mig.geometry import Counts, Layout, counts_of, summary
+from migd.mig.evicting import Occupied, fewest
+from migd.mig.geometry import EMPTY, Counts, Geometry, Layout, by_start, counts_of, summary
 from migd.mig.observed import SeenGpu
 from migd.mig.transition import say
 from migd.plans.conditions import Reason
 from migd.plans.fields import duration_of
 from migd.plans.partitions import Desired, DesiredDisruption, Partition, PlanRef, written
-from migd.plans.preview import plan_gpu
+from migd.plans.preview import ForeignPolicy, GpuPreview, plan_gpu
 from migd.plans.wishes import Refused, UnknownYet, Wish, resolve
 from migd_operator.facts import PlanFacts
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a rule would do on a GPU once nothing blocks. evict: instances in use that go, each a pod or more.
+    """What a rule would do on a GPU once nothing blocks. evict: instances in use that go, and the GPU where it is in
+    use as a whole; each is a pod or more.
 
     profile: the one profile that it is cut into, None where several or none. refused: it can never be; reason and
     message say why, or what is in the way now.
@@ -93,15 +95,18 @@ def _judged(facts: PlanFacts, number: int, partition: Partition, gpu: SeenGpu) -
     if refused is not None:
         message = refused.message
         return Judged(now, _wished(wish), refused=True, reason=refused.reason, message=message)
+    evict = 0
+    if spec.disruption.policy == "Evict" and found.blocked is not None:
+        found, evict = _evicting(gpu, wish, partition.owned, spec.foreign_instances, found)
     to = str(found.target) if found.target is not None else _wished(wish)
-    busy = {i.instance for i in gpu.instances if i.in_use}
-    in_use = [i for i in found.destroy if i in busy]
+    in_use = [i for i in found.destroy if i in gpu.busy]
     judged = Judged(
         from_layout=now,
         to=to,
         keep=counts_of(found.keep),
         destroy=counts_of(found.destroy),
         create=counts_of(found.create),
+        evict=evict,
         mode_change=found.mode_change,
         reset=found.reset,
         changes=found.changes,
@@ -111,14 +116,35 @@ def _judged(facts: PlanFacts, number: int, partition: Partition, gpu: SeenGpu) -
         return judged
     if found.blocked.reason == "GPUUnhealthy":
         return replace(judged, reason="GPUUnhealthy", message=gpu.trouble)
-    if spec.disruption.policy == "Evict" and all(b.reason == "InUse" and b.instance for b in found.blocked.by):
-        return replace(judged, evict=len(in_use))
     if found.blocked.reason == "InUse":
         what = summary(in_use) or "the GPU as a whole"
         return replace(judged, reason="InUse", message=f"in use: {what}")
     made = summary({b.instance for b in found.blocked.by if b.instance is not None})
     message = f"not made by migd: {made} (foreignInstances: Adopt takes them over)"
     return replace(judged, reason="ForeignInstances", message=message)
+
+
+def _evicting(
+    gpu: SeenGpu, wish: Wish | UnknownYet | Refused, owned: Geometry, foreign: ForeignPolicy, waiting: GpuPreview
+) -> tuple[GpuPreview, int]:
+    """What is done where pods may be evicted, and how many instances in use go, the GPU as a whole counted as one.
+
+    The agent chooses as this does, but by pod: one may hold several instances. Only it knows who holds them, and
+    whether they may go; where not all of them may, it waits. waiting: what is done where nobody is evicted.
+    """
+    strangers = gpu.geometry - owned if foreign == "Refuse" else EMPTY
+    freed: Geometry | None = gpu.busy - strangers
+    if isinstance(wish, Wish) and wish.mig and gpu.mig_on and gpu.board is not None:
+        held = tuple((i, frozenset({str(i)})) for i in by_start(gpu.busy - strangers))
+        (freed,) = fewest([Occupied(gpu.board, gpu.geometry, wish.counts, strangers, held)]).freed
+    if freed is None:
+        return waiting, 0
+    idle = tuple(replace(one, in_use=one.in_use and one.instance not in freed) for one in gpu.instances)
+    after = plan_gpu(replace(gpu, instances=idle, in_use=False), wish, owned, foreign)
+    if after.blocked is not None:
+        return waiting, 0
+    whole = any(blocker.instance is None for blocker in waiting.blocked_by)
+    return after, len(gpu.busy & frozenset(after.destroy)) + whole
 
 
 def _only_profile(wish: Wish | UnknownYet | Refused) -> str | None:

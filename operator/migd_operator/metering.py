@@ -35,6 +35,9 @@ class Meters:
         self._errors = Counter(
             "migd_api_errors", "Requests to the API server that failed.", ["error", "code"], registry=self.registry
         )
+        self._evictions = Counter(
+            "migd_evictions", "Calls for the eviction of a pod, by answer.", ["answer"], registry=self.registry
+        )
         self._leader = self._gauge("migd_leader", "1 while this process holds the operator's lease.")
         self._age = self._gauge("migd_watch_age_seconds", "Since the API server was heard last, by kind.", "kind")
 
@@ -61,6 +64,10 @@ class Meters:
     def failed(self, error: KubeError) -> None:
         """A request failed."""
         self._errors.labels(type(error).__name__.removesuffix("Error"), str(error.code)).inc()
+
+    def evicted(self, answer: str) -> None:
+        """An eviction was asked for, and answered so."""
+        self._evictions.labels(answer).inc()
 
     def page(self, leader: bool, ages_s: dict[str, float]) -> bytes:
         """All of it in the text format."""

@@ -25,6 +25,8 @@ from migd.plans.partitions import Partition
 from migd_operator.announcing import notes_of
 from migd_operator.assembling import Assembler, Caches, Look
 from migd_operator.deciding import Decision, decide
+from migd_operator.draining import Evictor
+from migd_operator.evicting import concerned
 from migd_operator.facts import Fleet
 from migd_operator.hearing import Agent, Hearing
 from migd_operator.metering import Meters
@@ -104,7 +106,8 @@ class Operator:
         self._assembler = Assembler(self._hearing, setup.namespace)
         claim = Claim(LEASE, setup.namespace, setup.identity, LEASE_S)
         self._holding = Holding(cluster, claim, setup.pace, self._led)
-        self._writer = Writer(cluster, lambda: self._holding.held, self._meters.failed)
+        self._evictor = Evictor(cluster, wall_clock, self._meters.failed, self._meters.evicted)
+        self._writer = Writer(cluster, self._evictor, lambda: self._holding.held, self._meters.failed)
         self._worker: Worker[str] = Worker(self._reconcile, at_once=1, failed=lambda _key, e: self._meters.failed(e))
         self._owners = OwnersElsewhere(cluster, self.wake)
         self._following: dict[str, Following[Any]] = {}
@@ -186,6 +189,7 @@ class Operator:
 
     def _led(self, leads: bool) -> None:
         _log.info("leading" if leads else "not leading any more")
+        self._evictor.forget()
         if leads:
             self.wake()
         elif self._limit is not None:
@@ -212,7 +216,10 @@ class Operator:
     async def _pass(self, caches: Caches) -> float | None:
         self.looks += 1
         began_s, until_s = self._now_s(), self._until_s()
-        look = self._assembler.look(caches, self._owners.found, until_s, self._wall_clock())
+        answers, now = self._evictor.answers, self._wall_clock()
+        look = self._assembler.look(caches, self._owners.found, until_s, now, answers, began_s)
+        if answers:
+            self._evictor.keep(concerned(look.fleet))
         self._remember(look, until_s)
         decision = await self._think(look.fleet)
         took_s = self._now_s() - began_s
@@ -220,11 +227,12 @@ class Operator:
         self._meters.decided(look, decision, took_s)
         nodes = node_writes(look, decision)
         done = await self._writer.write(look, decision, nodes)
-        for note in notes_of(look, decision, nodes, done.plans)[:_TOLD_MAX]:
+        for note in notes_of(look, decision, nodes, done)[:_TOLD_MAX]:
             await self._cluster.tell(note)
         if done.more:
             return max(0.0, self._not_before_s - self._now_s())
-        return done.again_s
+        times_s = [time_s for time_s in (done.again_s, self._evictor.again_s) if time_s is not None]
+        return min(times_s, default=None)
 
     def _remember(self, look: Look, until_s: float) -> None:
         self._agents = {
@@ -241,7 +249,8 @@ def _of_others(stored: Stored[PlanObject] | Stored[Partition]) -> object:
     if isinstance(value, PlanObject):
         return stored.uid, stored.generation, stored.annotations, stored.deleting
     theirs = tuple(one for one in value.status.conditions if one.type not in CONDITIONS)
-    return stored.uid, stored.annotations, stored.deleting, value.status.model_copy(update={"conditions": theirs})
+    told = value.status.model_copy(update={"conditions": theirs, "evictions": ()})
+    return stored.uid, stored.annotations, stored.deleting, told
 
 
 def _told(node: Stored[Node]) -> object:

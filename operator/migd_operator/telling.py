@@ -11,6 +11,7 @@ from migd.plans.conditions import MESSAGE_MAX, REASONS, Condition, Reason, Said,
 from migd.plans.partitions import Partition
 from migd.plans.statuses import GpuCounts, HistoryEntry, NodeCounts, PlanPreview, PlanStatus
 from migd_operator.claims import Claim, Left
+from migd_operator.evicting import Evictions
 from migd_operator.facts import APPROVED, InvalidPlan, NodeFacts, PlanFacts
 from migd_operator.turns import Turn, away, is_ready
 
@@ -91,13 +92,18 @@ def _assigned(claim: Claim, turn: Turn) -> Said:
 
 
 def plan_status(
-    plan: PlanFacts, shares: Sequence[Share], preview: PlanPreview, stop: Left | None, now: datetime
+    plan: PlanFacts,
+    shares: Sequence[Share],
+    preview: PlanPreview,
+    stop: Left | None,
+    evictions: Evictions,
+    now: datetime,
 ) -> PlanStatus:
     """The status of a plan. shares: nodes with a GPU that it decides on, by name."""
     states = [_state(share, plan.name) for share in shares]
     claims = [(share, claim) for share in shares for claim in share.claims]
     done = sum(as_wished(share.turn, claim) for share, claim in claims)
-    said = _said(plan, shares, states, _with_command(plan, preview, stop))
+    said = _said(plan, shares, states, _with_command(plan, preview, stop), _waiting(shares, evictions))
     ready = next(s for s in said if s.type == "Ready")
     well = ready.status == "True"
     conditions = following(plan.status.conditions, said, plan.generation, now)
@@ -111,7 +117,8 @@ def plan_status(
         nodes=_node_counts(states),
         gpus=_gpu_counts(claims, done),
         preview=preview,
-        history=_history(plan, shares, states, well, now),
+        evictions=evictions.counts[plan.uid],
+        history=_history(plan, shares, states, well, evictions, now),
     )
 
 
@@ -170,7 +177,9 @@ def _gpu_counts(claims: Sequence[tuple[Share, Claim]], done: int) -> GpuCounts:
     return GpuCounts(summary=f"{done}/{len(claims)}", matched=len(claims), **counted)
 
 
-def _said(plan: PlanFacts, shares: Sequence[Share], states: Sequence[str], stop: Left | None) -> tuple[Said, ...]:
+def _said(
+    plan: PlanFacts, shares: Sequence[Share], states: Sequence[str], stop: Left | None, waiting: str
+) -> tuple[Said, ...]:
     refused = _refusals(shares)
     accepted = (
         Said("Accepted", "False", *refused) if refused else Said("Accepted", "True", "Valid", "the plan is valid")
@@ -199,7 +208,7 @@ def _said(plan: PlanFacts, shares: Sequence[Share], states: Sequence[str], stop:
     failed = "failed" in states and plan.plan.spec.rollout.pause_on_failure
     moving = "changing" in states or any(s.turn.act == "Give" for s in shares)
     going = moving or (not stop and not failed and bool(waits))
-    message = "; ".join(part for part in (number, _idling(shares), _skipped(shares)) if part)
+    message = "; ".join(part for part in (number, _idling(shares), waiting, _skipped(shares)) if part)
     stopped = (stop.reason, stop.message) if stop else trouble or ("Waiting", message)
     why = trouble or stopped
     return (
@@ -230,6 +239,32 @@ def _idling(shares: Sequence[Share]) -> str:
     if not found:
         return ""
     return f"in use on {_listed(found)}: kubectl get gpart -o wide says by whom"
+
+
+def _waiting(shares: Sequence[Share], evictions: Evictions) -> str:
+    """The nodes that wait for pods which cannot be evicted now, and for how many, by why."""
+    nodes: dict[str, list[str]] = {}
+    pods: dict[str, set[str]] = {}
+    for share in shares:
+        for claim in share.claims:
+            if claim.partition.status.phase == "Draining":
+                for one in evictions.told.get(claim.partition.name, ()):
+                    if one.reason is not None and one.reason in _HELD:
+                        nodes.setdefault(one.reason, []).append(share.node.name)
+                        pods.setdefault(one.reason, set()).add(one.pod_uid)
+    found = []
+    for reason, words in _HELD.items():
+        if reason in pods:
+            number, where = len(pods[reason]), _listed(list(dict.fromkeys(nodes[reason])))
+            found.append(f"{number} {'pod' if number == 1 else 'pods'} on {where} {words[number > 1]}")
+    return f"{'; '.join(found)}: see status.evictions of the GPUs" if found else ""
+
+
+_HELD: Final[Mapping[str, tuple[str, str]]] = {
+    "DrainBlocked": ("is held by a disruption budget or may not go", "are held by disruption budgets or may not go"),
+    "EvictionBudget": ("is more than disruption.maxEvictions", "are more than disruption.maxEvictions"),
+    "NoPermission": ("may not be evicted by the operator", "may not be evicted by the operator"),
+}
 
 
 def _listed(found: Sequence[str]) -> str:
@@ -289,15 +324,20 @@ def _reason_of(partition: Partition) -> Reason:
 
 
 def _history(
-    plan: PlanFacts, shares: Sequence[Share], states: Sequence[str], well: bool, now: datetime
+    plan: PlanFacts, shares: Sequence[Share], states: Sequence[str], well: bool, evictions: Evictions, now: datetime
 ) -> tuple[HistoryEntry, ...]:
     """The last changes, the newest first: one for each generation that started a node that had something to do."""
     at = whole_second(now)
+    counts = (evictions.counts[plan.uid], evictions.closed.get(plan.uid))
+    counted = {one.generation: one.evicted for one in counts if one is not None}
+    entries = [
+        e.model_copy(update={"evicted": max(e.evicted, counted.get(e.generation, 0))}) for e in plan.status.history
+    ]
     entries = [
         e.model_copy(update={"result": "Superseded", "finished_at": at})
         if e.generation != plan.generation and e.result == "Running"
         else e
-        for e in plan.status.history
+        for e in entries
     ]
     here = next((i for i, e in enumerate(entries) if e.generation == plan.generation), None)
     if here is None:

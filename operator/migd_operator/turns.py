@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from migd.plans.conditions import COMMITTED, MOVING
 from migd.plans.partitions import Partition
-from migd_operator.claims import Left, NodeWish
+from migd_operator.claims import Claim, Left, NodeWish
 from migd_operator.facts import PlanFacts
 
 State = Literal["Ready", "Changing", "Waiting", "Blocked", "Failed", "Unknown"]
@@ -346,11 +346,17 @@ def _able(wish: NodeWish, now: datetime) -> bool:
 
 def _meets(wish: NodeWish) -> Left:
     """Why a blocked node's turn is taken back. What its status shows at all times need not be remembered."""
-    shown = not wish.clear or any(c.partition.status.reason in ("InUse", "NeverIdle") for c in wish.wished)
+    shown = not wish.clear or any(_in_use(c) for c in wish.wished)
     said = next((c.partition.status for c in wish.wished if c.partition.status.phase == "Blocked"), None)
     if shown or said is None:
         return Left("Waiting", "something was in the way; it waits for its next turn")
     return Left("Waiting", f"{_MET}{said.message or said.reason}")
+
+
+def _in_use(claim: Claim) -> bool:
+    """Whether a GPU waits until it is idle. Where its pods may be evicted, use says nothing: somebody may not go."""
+    waits = claim.desired is not None and claim.desired.disruption.policy == "WaitForIdle"
+    return waits and claim.partition.status.reason in ("InUse", "NeverIdle")
 
 
 def _met(wish: NodeWish, now: datetime) -> Left | None:

@@ -271,17 +271,22 @@ class Deaf:
         return answer
 
 
+async def planned(world: World) -> str:
+    name = world.name("plan")
+    rules = [{"gpus": {"all": True}, "mig": "Disabled"}]
+    document = {
+        "apiVersion": API,
+        "kind": "GPUPartitionPlan",
+        "metadata": {"name": name},
+        "spec": {"nodeSelector": {}, "rules": rules},
+    }
+    await world.admin.create("/apis/migd.dev/v1alpha1/gpupartitionplans", document)
+    return name
+
+
 def test_a_plan_status_is_written_once(side: Side):
     async def test(world: World) -> None:
-        name = world.name("plan")
-        rules = [{"gpus": {"all": True}, "mig": "Disabled"}]
-        document = {
-            "apiVersion": API,
-            "kind": "GPUPartitionPlan",
-            "metadata": {"name": name},
-            "spec": {"nodeSelector": {}, "rules": rules},
-        }
-        await world.admin.create("/apis/migd.dev/v1alpha1/gpupartitionplans", document)
+        name = await planned(world)
         ready = {**condition("Ready"), "observedGeneration": 1}
         body = {"status": {"observedGeneration": 1, "conditions": [ready]}}
         for _ in range(2):
@@ -354,3 +359,26 @@ def test_a_mapping_that_an_apply_empties_is_refused(side: Side):
 def previewed(totals: dict[str, int]) -> dict[str, object]:
     """A plan's status with a preview that has these totals."""
     return {"status": {"preview": {"digest": "0" * 16, "observedGeneration": 1, "totals": totals}}}
+
+
+def test_an_apply_that_names_the_version_it_was_decided_on_is_refused_for_any_other(side: Side):
+    """So that a cache that is late cannot make a count smaller."""
+
+    async def test(world: World) -> None:
+        name = await planned(world)
+        async with world.cluster(ME) as cluster:
+            seen = await cluster.get(PLANS, name)
+            status = {"observedGeneration": 1, "evictions": {"generation": 1, "evicted": 1, "pending": ["u", "v"]}}
+            body = {"metadata": {"resourceVersion": seen.resource_version}, "status": status}
+            counted = await cluster.apply(PLANS, name, body, seen, "status")
+            assert counted.value.status.evictions.pending == ("u", "v")
+            less = {**status, "evictions": {"generation": 1, "pending": ["w"]}}
+            with pytest.raises(ConflictError):
+                await cluster.apply(PLANS, name, {**body, "status": less}, seen, "status")
+            body["metadata"] = {"resourceVersion": counted.resource_version}
+            assert await cluster.apply(PLANS, name, body, counted, "status") is counted, "nothing differs"
+            after = await cluster.get(PLANS, name)
+        assert after.value.status.evictions.evicted == 1
+        assert after.resource_version == counted.resource_version
+
+    side.run(test)

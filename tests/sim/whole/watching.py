@@ -20,8 +20,8 @@ from migd.plans.partitions import Desired, Partition, partition_of
 from migd.plans.plan import GpuSelector, Rule
 from migd.plans.wishes import Wish, resolve
 from migd.sim.cluster import SimRequest
+from migd.sim.cluster_entries import Happened
 from migd.sim.cluster_kinds import SimKind
-from migd.sim.cluster_store import Happened
 from migd.sim.node_documents import node_of, wants_of
 from migd.sim.node_world import SimNode
 from migd_operator.reconciling import NAMESPACE

@@ -166,7 +166,7 @@ def fleet(plans: Iterable[PlanFacts], nodes: Iterable[NodeFacts], partitions: It
 def written(before: Fleet, decision: Decision) -> Fleet:
     """The fleet after the decision's writes; a change of spec is a new generation of the object."""
     specs = {s.partition: s for s in decision.specs}
-    said = {c.partition: c.conditions for c in decision.conditions}
+    said = {write.partition: write for write in decision.told}
     statuses = dict(decision.statuses)
     partitions = []
     for one in before.partitions:
@@ -175,7 +175,8 @@ def written(before: Fleet, decision: Decision) -> Fleet:
         status = one.status
         if one.name in said:
             kept = tuple(c for c in status.conditions if c.type not in ("Assigned", "AgentAlive"))
-            status = status.model_copy(update={"conditions": kept + said[one.name]})
+            told = {"conditions": kept + said[one.name].conditions, "evictions": said[one.name].evictions}
+            status = status.model_copy(update=told)
         spec, generation, labels = one.spec, one.generation, one.labels
         if one.name in specs:
             wanted = specs[one.name]

@@ -246,7 +246,7 @@ def test_an_agent_that_was_not_heard_yet_starts_nothing_and_is_what_it_was_said_
     found = turn(fleet([plan()], [node(agent=before, unschedulable=True)], [gpu()]))
     anew = replace(found, nodes=(node(agent="unheard"),), now=NOW + timedelta(seconds=100))
     decision = decide(anew)
-    assert (decision.specs, decision.conditions) == ((), ())
+    assert (decision.specs, decision.told) == ((), ())
     heard = turn(replace(anew, nodes=(node(),)))
     assert started(heard) == {"n1"}
 
