@@ -5,7 +5,6 @@ Nothing here waits or has a thread: the kubelet steps each pod again and again, 
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +15,11 @@ import grpc
 
 from controlplane.api import MERGE, Api, Json
 from controlplane.nodes_pods import (
-    LASTS_S,
-    PROGRAM,
+    HANGS,
     STOPS_IN_S,
     ContainerState,
     address_of,
     annotation,
-    container_id,
     grace_s,
     now_text,
     refused,
@@ -33,10 +30,10 @@ from controlplane.nodes_pods import (
     wants_of,
 )
 from controlplane.nodes_programs import Program, is_program
+from controlplane.nodes_simulated import Simulated
 from controlplane.nodes_sockets import Plugin
 from controlplane.nodes_tokens import Ground
 from migd.sim import SimHost
-from migd.sim.errors import SimulationError
 from migd.sim.node_devices import AdmissionError, DeviceManager, Held, Wants
 from migd.sim.node_plugin import device_of
 
@@ -51,10 +48,8 @@ class Pod:
     seen_s: float
     state: str = "waiting"
     programs: dict[str, Program] = field(default_factory=dict)
-    simulated: dict[str, int] = field(default_factory=dict)  # container -> restarts
-    computing: list[int] = field(default_factory=list)  # pids in the simulated machine
+    simulated: Simulated | None = None  # those of its containers that are no programs
     started: str = ""
-    started_s: float = 0.0
     stops_at_s: float = 0.0
     kill_at_s: float | None = None
     verdict: Json | None = None  # the status it ended with
@@ -105,6 +100,9 @@ class Pods:
             else:
                 self._run_containers(pod, now_s)
         if pod.state == "ending":
+            if pod.gone:  # what it was given is given to others, whether it has ended or not
+                self.manager.free(uid_of(pod.document))
+                self._publish()
             self._go_on_ending(pod, now_s)
         if pod.state == "ended":
             self._bury(pod)
@@ -124,14 +122,12 @@ class Pods:
             self._publish()
         pod.state = "running"
         pod.started = now_text()
-        pod.started_s = now_s
         for container in pod.document["spec"]["containers"]:
             if is_program(container):
                 pod.programs[container["name"]] = Program(self._ground, pod.document, container, self._api)
-            else:
-                pod.simulated[container["name"]] = 0
-        if pod.simulated and annotation(pod.document, PROGRAM) != "idle":
-            self._compute(pod)
+        names = [c["name"] for c in pod.document["spec"]["containers"] if c["name"] not in pod.programs]
+        if names:
+            pod.simulated = Simulated(pod.document, names, self.host, self._ground.backoff_s, self._say)
 
     def _allocate(self, wants: Wants) -> None:
         """Tell the plugins, as a kubelet does; what was given before is told again."""
@@ -143,30 +139,12 @@ class Pods:
                 except grpc.RpcError as error:
                     raise AdmissionError(f"Allocate failed due to {error}, which is unexpected") from error
 
-    def _compute(self, pod: Pod) -> None:
-        """Have it run something on its devices, so that NVML shows them in use."""
-        assert pod.simulated
-        if self.host is None:
-            return
-        name = next(iter(pod.simulated))
-        container = container_id(uid_of(pod.document), name, pod.simulated[name])
-        for device in sorted({device_of(one) for one in self.manager.devices(uid_of(pod.document))}):
-            at = _place_of(self.host, device)
-            if at is None:
-                self._say(f"{pod.key} was given {device}, which is not there")
-                continue
-            with contextlib.suppress(SimulationError):  # a GPU without MIG that has it on by now
-                pid = self.host.start_process(at[0], at[1], command=f"python {pod.key}", container=container)
-                pod.computing.append(pid)
-
     def _run_containers(self, pod: Pod, now_s: float) -> None:
         states = {name: self._container(pod, name, program, now_s) for name, program in pod.programs.items()}
-        lasts_s = annotation(pod.document, LASTS_S)
-        over = bool(lasts_s) and now_s >= pod.started_s + float(lasts_s)
-        for name, restarts in pod.simulated.items():
-            kind = "terminated" if over else "running"
-            made = container_id(uid_of(pod.document), name, restarts)
-            states[name] = ContainerState(kind, ready=not over, restarts=restarts, since=pod.started, container_id=made)
+        if pod.simulated is not None:
+            uid = uid_of(pod.document)
+            devices = {device_of(one) for one in self.manager.devices(uid)}
+            states |= pod.simulated.step(now_s, devices, self.manager.hinders(uid))
         if states and all(state.kind == "terminated" for state in states.values()):
             well = all(state.exit_status == 0 for state in states.values())
             self._end(pod, "Succeeded" if well else "Failed", states)
@@ -190,7 +168,7 @@ class Pods:
     def _begin_end(self, pod: Pod, now_s: float, grace: float) -> None:
         pod.state = "ending"
         pod.kill_at_s = now_s + grace
-        if pod.simulated:
+        if pod.simulated is not None and pod.simulated.running:
             pod.stops_at_s = now_s + float(annotation(pod.document, STOPS_IN_S) or 0)
         for program in pod.programs.values():
             program.end(signal.SIGTERM)
@@ -205,11 +183,11 @@ class Pods:
         if over:
             for program in pod.programs.values():
                 program.end(signal.SIGKILL)
-        if any(program.pid is not None for program in pod.programs.values()):
+        if annotation(pod.document, HANGS) or any(program.pid is not None for program in pod.programs.values()):
             return
         if now_s < min(pod.stops_at_s, pod.kill_at_s):
             return
-        names = (*pod.programs, *pod.simulated)
+        names = (*pod.programs, *(pod.simulated.names if pod.simulated else ()))
         killed = ContainerState("terminated", since=now_text(), exit_status=137 if over else 0)
         self._end(pod, "Failed" if over else "Succeeded", dict.fromkeys(names, killed))
 
@@ -220,11 +198,8 @@ class Pods:
     def _bury(self, pod: Pod) -> None:
         """It has ended: free what it held, say so, and confirm its deletion where that was asked for."""
         uid = uid_of(pod.document)
-        if self.host is not None:
-            for pid in pod.computing:
-                with contextlib.suppress(SimulationError):  # ended with a reboot
-                    self.host.end_process(pid)
-        pod.computing.clear()
+        if pod.simulated is not None:
+            pod.simulated.stop()
         self.manager.free(uid)
         self._publish()
         if pod.gone:
@@ -266,25 +241,13 @@ class Pods:
         """The machine goes off: no process survives, and what ran has to be admitted anew."""
         self.kill()
         for pod in self.known.values():
-            pod.computing.clear()
+            pod.simulated = None
             if pod.state in ("running", "ending"):
                 pod.state = "waiting"
                 pod.programs.clear()
-                pod.simulated.clear()
 
     def kill(self) -> None:
         """End every process at once."""
         for pod in self.known.values():
             for program in pod.programs.values():
                 program.kill()
-
-
-def _place_of(host: SimHost, device: str) -> tuple[int, int | None] | None:
-    """Index of the GPU and first memory slice of the instance, None for a whole GPU; None where it is not there."""
-    for gpu in host.snapshot().gpus:
-        if gpu.uuid == device:
-            return gpu.index, None
-        for instance in gpu.instances:
-            if any(compute.uuid == device for compute in instance.compute):
-                return gpu.index, instance.start
-    return None

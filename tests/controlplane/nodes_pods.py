@@ -15,8 +15,12 @@ PROGRAM: Final = "sim.migd.dev/program"
 """Annotation: `idle` for a pod that holds its devices and runs nothing on them."""
 LASTS_S: Final = "sim.migd.dev/lasts-s"
 """Annotation: a container that is only simulated ends by itself, and well, after so many seconds."""
+CRASHES_AFTER_S: Final = "sim.migd.dev/crashes-after-s"
+"""Annotation: a container that is only simulated ends badly so many seconds after each start, and is restarted."""
 STOPS_IN_S: Final = "sim.migd.dev/stops-in-s"
 """Annotation: how long it takes to stop when it is asked to; at most its grace."""
+HANGS: Final = "sim.migd.dev/hangs"
+"""Annotation: it does not end, not even when it is killed, until this is taken off: a process in a call that hangs."""
 GPU: Final = "nvidia.com/"
 _OURS: Final = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady")
 

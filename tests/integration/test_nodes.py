@@ -5,177 +5,21 @@ Left out: what the agent makes of it.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import signal
-import tempfile
-import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from controlplane.api import JSON_PATCH, MERGE
-from controlplane.nodes import SimNode
-from controlplane.nodes_pods import LASTS_S, PROGRAM, STOPS_IN_S
-from controlplane.nodes_styles import HELM, OPERATOR, TOLERANT, Style, node_labels, plugin_manifests
+from controlplane.nodes_pods import CRASHES_AFTER_S, HANGS, LASTS_S, PROGRAM, STOPS_IN_S
+from controlplane.nodes_styles import HELM, OPERATOR, TOLERANT
 from controlplane.nursery import Nursery
 from controlplane.processes import until
 from controlplane.running import ControlPlane
-from staging import make, stranger
+from integration.sites import LARGE, PODS, SMALL, TAINT, WITHIN_S, Site, sited
 
-from migd.kubelet.podresources import KubeletPodResources
 from migd.kubelet.ports import PodDevices
-from migd.mig.operations import SetMode
-
-SMALL = "nvidia.com/mig-1g.10gb"
-LARGE = "nvidia.com/mig-3g.40gb"
-PODS = "/api/v1/namespaces/default/pods"
-TAINT = {"key": "migd.dev/changing", "effect": "NoSchedule"}
-WITHIN_S = 30.0
-
-
-class Site:
-    """A node on a shared control plane, with a plugin of its own style, and what tests do to it."""
-
-    def __init__(self, plane: ControlPlane, folder: Path, style: Style, nursery: Nursery) -> None:
-        self.plane = plane
-        self.style = style
-        self.name = f"t-{uuid.uuid4().hex[:8]}"
-        labels = {**node_labels(style, "mixed", "NVIDIA A100-SXM4-80GB"), "t": self.name}
-        self.node = SimNode(
-            plane, self.name, folder / "n", "2xa100-80gb", labels=labels, status_every_s=0.5, forking=nursery
-        )
-
-    def install(self) -> None:
-        """Cut GPU 0 by hand, then let the plugin come."""
-        self.cut(0, "3g@4 1g@0 1g@1")
-        for document in plugin_manifests(self.style, "mixed"):
-            if document["kind"] == "DaemonSet":
-                document["metadata"]["name"] = self.name
-                document["spec"]["template"]["spec"]["nodeSelector"]["t"] = self.name
-            done = self.plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(document))
-            assert done.returncode == 0, done.stderr
-        self.wait_allocatable({"nvidia.com/gpu": 1, SMALL: 2, LARGE: 1})
-
-    def close(self) -> None:
-        path = f"/apis/apps/v1/namespaces/{self.style.namespace}/daemonsets/{self.name}"
-        self.plane.admin.delete(path, propagationPolicy="Background")
-        assert until(lambda: not self.plugin_pods(), WITHIN_S), "the plugin's pod does not go"
-        self.node.stop()
-        self.plane.admin.delete(f"/api/v1/nodes/{self.name}")
-
-    # ---- what is there
-
-    def object(self) -> Any:
-        return self.plane.admin.get(f"/api/v1/nodes/{self.name}").object()
-
-    def allocatable(self) -> dict[str, int]:
-        found = self.object()["status"].get("allocatable") or {}
-        return {name: int(number) for name, number in found.items() if name.startswith("nvidia.com/")}
-
-    def wait_allocatable(self, expected: dict[str, int]) -> None:
-        went = until(lambda: self.allocatable() == expected, WITHIN_S)
-        assert went, (self.allocatable(), self.taints(), [pod["metadata"]["name"] for pod in self.plugin_pods()])
-
-    def plugin_pods(self) -> list[Any]:
-        where = {"fieldSelector": f"spec.nodeName={self.name}"}
-        found = self.plane.admin.get(f"/api/v1/namespaces/{self.style.namespace}/pods", **where).object()
-        return list(found["items"])
-
-    def plugin_pid(self) -> int | None:
-        programs = self.node.kubelet.programs()
-        return next((program.pid for _, program in programs.values() if program.image == "k8s-device-plugin"), None)
-
-    def pod(self, name: str) -> Any:
-        return self.plane.admin.get(f"{PODS}/{name}").object()
-
-    def held(self) -> tuple[PodDevices, ...]:
-        return asyncio.run(KubeletPodResources(self.node.kubelet_folder).held())
-
-    def uuids(self, gpu: int = 0) -> list[str]:
-        """MIG UUIDs of a GPU, by place."""
-        found = self.node.machine().snapshot().gpus[gpu].instances
-        return [instance.compute[0].uuid for instance in sorted(found, key=lambda i: i.start)]
-
-    def computing(self) -> int:
-        return len(self.node.machine().snapshot().processes)
-
-    # ---- what is done to it
-
-    def cut(self, gpu: int, text: str) -> None:
-        with stranger(self.node.machine()) as gpus:
-            seen = gpus.look()[gpu]
-            if not seen.mig_on:
-                gpus.perform(SetMode(seen.uuid, True))
-            make(gpus, gpus.look()[gpu], text)
-
-    def run(self, name: str, limits: dict[str, int], grace_s: int = 5, **annotations: str) -> None:
-        container: dict[str, Any] = {"name": "main", "image": "train"}
-        container["resources"] = {"limits": {k: str(v) for k, v in limits.items()}}
-        notes = {f"sim.migd.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
-        document = {
-            "metadata": {"name": name, "annotations": notes},
-            "spec": {
-                "nodeSelector": {"t": self.name},
-                "terminationGracePeriodSeconds": grace_s,
-                "containers": [container],
-            },
-        }
-        self.plane.admin.create(PODS, document).object()
-
-    def wait_phase(self, name: str, phase: str) -> Any:
-        assert until(lambda: self.pod(name).get("status", {}).get("phase") == phase, WITHIN_S), self.pod(name)["status"]
-        return self.pod(name)
-
-    def remove(self, *names: str) -> None:
-        for name in names:
-            self.plane.admin.delete(f"{PODS}/{name}", gracePeriodSeconds="1")
-        for name in names:
-            assert until(lambda name=name: self.plane.admin.get(f"{PODS}/{name}").code == 404, WITHIN_S), name
-
-    def taints(self) -> list[Any]:
-        return self.object()["spec"].get("taints") or []
-
-    def let_settle(self) -> None:
-        """Wait until the DaemonSet controller has heard of the taint: with a stale node it makes a pod.
-
-        It counts anew at changes of the DaemonSet only, so we make one each time that we ask.
-        """
-        path = f"/apis/apps/v1/namespaces/{self.style.namespace}/daemonsets/{self.name}"
-
-        def heard() -> bool:
-            asked = {"metadata": {"annotations": {"test.migd.dev/asked": uuid.uuid4().hex}}}
-            found = self.plane.admin.patch(path, asked, MERGE).object()
-            return bool(found["status"]["desiredNumberScheduled"] == 0)
-
-        assert until(heard, WITHIN_S), "the DaemonSet controller does not hear of the taint"
-
-    def delete_plugin(self) -> str:
-        """Delete the plugin's pod; its uid."""
-        (pod,) = self.plugin_pods()
-        metadata = pod["metadata"]
-        self.plane.admin.delete(f"/api/v1/namespaces/{self.style.namespace}/pods/{metadata['name']}").object()
-        return str(metadata["uid"])
-
-    def close_node(self) -> None:
-        change = [{"op": "add", "path": "/spec/taints", "value": [*self.taints(), TAINT]}]
-        self.plane.admin.patch(f"/api/v1/nodes/{self.name}", change, JSON_PATCH).object()
-
-    def open_node(self) -> None:
-        left = [taint for taint in self.taints() if taint["key"] != TAINT["key"]]
-        change = [{"op": "add", "path": "/spec/taints", "value": left}]
-        self.plane.admin.patch(f"/api/v1/nodes/{self.name}", change, JSON_PATCH).object()
-
-
-def sited(plane: ControlPlane, style: Style, nursery: Nursery) -> Iterator[Site]:
-    with tempfile.TemporaryDirectory(prefix="migd-") as folder:
-        site = Site(plane, Path(folder), style, nursery)
-        with site.node:
-            site.install()
-            yield site
-            site.close()
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +69,8 @@ def test_annotations_say_how_a_simulated_pod_behaves(helm: Site, name: str):
     assert helm.pod(stubborn)["metadata"]["deletionTimestamp"]
     assert helm.held() != (), "it holds its device until it has really ended"
     helm.remove(name, stubborn)
-    assert {LASTS_S, STOPS_IN_S, PROGRAM} == {f"sim.migd.dev/{word}" for word in ("lasts-s", "stops-in-s", "program")}
+    words = ("lasts-s", "stops-in-s", "program", "crashes-after-s", "hangs")
+    assert {LASTS_S, STOPS_IN_S, PROGRAM, CRASHES_AFTER_S, HANGS} == {f"sim.migd.dev/{word}" for word in words}
 
 
 def test_a_plugin_sees_new_instances_only_when_it_is_told_to(helm: Site):
@@ -377,6 +222,75 @@ def test_a_kubelet_may_write_its_own_node_and_not_its_taints_nor_another_node(he
     path = f"/api/v1/nodes/{other['metadata']['name']}"
     assert helm.node.api.patch(path, {"metadata": {"labels": {"a": "b"}}}).code == 403
     plane.admin.delete(path).object()
+
+
+def test_an_evicted_pod_keeps_its_device_while_it_ends_and_its_budget_waits_for_the_next_one(helm: Site, name: str):
+    helm.serve(name, 2, {SMALL: 1}, grace_s=2, stops_in_s="60")
+    helm.budget(name, 2)
+    helm.wait_counted(name, currentHealthy=2, disruptionsAllowed=0)
+    first, second = helm.pods_of(name)
+    assert (helm.evict(first).code, helm.evict(second).code) == (429, 429)
+    helm.budget(name, 1)
+    helm.wait_counted(name, disruptionsAllowed=1)
+    assert helm.evict(first).code == 201
+    assert helm.evict(second).code == 429
+    assert len(helm.held()) == helm.computing() == 2, "what is asked to end has not ended"
+    assert helm.pod(first)["metadata"]["deletionGracePeriodSeconds"] == 2
+    assert until(lambda: helm.plane.admin.get(f"{PODS}/{first}").code == 404, WITHIN_S)
+    assert until(lambda: first not in helm.pods_of(name) and len(helm.pods_of(name)) == 2, WITHIN_S)
+    (other,) = set(helm.pods_of(name)) - {second}
+    helm.wait_phase(other, "Running")
+    helm.wait_counted(name, currentHealthy=2, disruptionsAllowed=1)
+    assert {one.pod for one in helm.held()} == {second, other}
+    assert helm.computing() == 2
+    helm.retire(name)
+    assert (helm.held(), helm.computing()) == ((), 0)
+
+
+def test_h13_a_pod_that_crashes_over_and_over_keeps_its_device_and_counts_as_unwell(helm: Site, name: str):
+    helm.serve(name, 1, {SMALL: 1}, crashes_after_s="0.1")
+    helm.budget(name, 2)
+    (crashing,) = helm.pods_of(name)
+
+    def looping() -> bool:
+        (container,) = helm.pod(crashing)["status"].get("containerStatuses", ({"state": {}},))
+        reason = container["state"].get("waiting", {}).get("reason")
+        return reason == "CrashLoopBackOff" and container["restartCount"] >= 3
+
+    assert until(looping, WITHIN_S), helm.pod(crashing)["status"]
+    assert helm.pod(crashing)["status"]["phase"] == "Running"
+    assert [one.pod for one in helm.held()] == [crashing]
+    assert helm.computing() == 0, "and runs nothing on it meanwhile"
+    helm.wait_counted(name, currentHealthy=0, expectedPods=1)
+    assert helm.evict(crashing).code == 429
+    helm.budget(name, 2, unhealthyPodEvictionPolicy="AlwaysAllow")
+    assert helm.evict(crashing).code == 201
+    assert until(lambda: crashing not in helm.pods_of(name), WITHIN_S)
+    helm.retire(name)
+
+
+def test_a_pod_that_hangs_stays_terminating_with_its_device_until_it_is_let_go(helm: Site, name: str):
+    helm.run(name, {SMALL: 1}, grace_s=1, hangs="true")
+    helm.wait_phase(name, "Running")
+    assert helm.evict(name).code == 201
+    looked = helm.node.object.looks
+    assert until(lambda: helm.node.object.looks > looked + 6, WITHIN_S), "its grace is over"
+    assert (helm.pod(name)["status"]["phase"], [one.pod for one in helm.held()]) == ("Running", [name])
+    assert helm.evict(name).code == 201, "also of a pod that is going"
+    helm.plane.admin.patch(f"{PODS}/{name}", {"metadata": {"annotations": {HANGS: None}}}).object()
+    assert until(lambda: helm.plane.admin.get(f"{PODS}/{name}").code == 404, WITHIN_S)
+    assert (helm.held(), helm.computing()) == ((), 0)
+
+
+def test_a_pod_removed_by_force_gives_its_device_back_before_its_process_has_ended(fresh: Site, name: str):
+    fresh.run(name, {SMALL: 1}, grace_s=1, hangs="true")
+    fresh.wait_phase(name, "Running")
+    fresh.plane.admin.delete(f"{PODS}/{name}", gracePeriodSeconds="0").object()
+    assert fresh.plane.admin.get(f"{PODS}/{name}").code == 404
+    assert until(lambda: fresh.held() == (), WITHIN_S)
+    assert fresh.computing() == 1, "NVML still shows who computes there"
+    fresh.node.kubelet.reboot()
+    assert fresh.computing() == 0
 
 
 def users(requests: Sequence[Any]) -> set[str]:

@@ -270,32 +270,33 @@ def test_a_share_of_pods_without_a_controller_allows_none(side: Side):
 def test_a_share_is_of_what_the_controller_wants(side: Side):
     async def test(world: World) -> None:
         app = world.name("app")
-        template = {"metadata": {"labels": {"app": app}}, "spec": pod("x")["spec"] | {"schedulerName": "none"}}
-        spec = {"replicas": 3, "selector": {"matchLabels": {"app": app}}, "template": template}
+        names = [world.name("pod") for _ in range(3)]
+        for name in names:
+            await running(world, name, app)
         path = f"/apis/apps/v1/namespaces/{IN}/replicasets"
-        document = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": app}, "spec": spec}
-        owner = await world.admin.create(path, document)
-        names = await of_three(world, app, owner)
+        owner = await world.admin.create(path, replicas(app, 3))  # a real controller adopts the three by itself
+        reference = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": app, "uid": owner["metadata"]["uid"]}
+        for name in names:
+            owned = {"ownerReferences": [{**reference, "controller": True, "blockOwnerDeletion": True}]}
+            await world.admin.merge(f"{PODS_AT}/{name}", {"metadata": owned})
         holds = await budget(world, app, "60%")  # two of three
-        await counted(
-            world, holds, lambda s: (s["expectedPods"], s["desiredHealthy"], s["currentHealthy"]) == (3, 2, 3)
-        )
+        status = await counted(world, holds, lambda s: s["disruptionsAllowed"])
+        assert (status["expectedPods"], status["desiredHealthy"], status["currentHealthy"]) == (3, 2, 3)
         async with world.cluster(ME) as cluster:
             await cluster.evict(await seen(cluster, names[0]), None)
             with pytest.raises(BudgetError):
                 await cluster.evict(await seen(cluster, names[1]), None)
+        await world.admin.delete(f"{path}/{app}", owner["metadata"]["uid"])
 
     side.run(test)
 
 
-async def of_three(world: World, app: str, owner: Json) -> list[str]:
-    """Three pods of a ReplicaSet that its controller does not replace: it is shrunk to none of its own."""
-    names = [world.name("pod") for _ in range(3)]
-    reference = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": app, "uid": owner["metadata"]["uid"]}
-    for name in names:
-        metadata = {"ownerReferences": [{**reference, "controller": True}]}
-        await running(world, name, app, metadata=metadata)
-    return names
+def replicas(app: str, number: int) -> Json:
+    """A ReplicaSet whose pods nobody schedules."""
+    spec = pod("x")["spec"] | {"schedulerName": "none"}
+    template = {"metadata": {"labels": {"app": app}}, "spec": spec}
+    wanted = {"replicas": number, "selector": {"matchLabels": {"app": app}}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": app}, "spec": wanted}
 
 
 def test_in_a_namespace_that_is_being_deleted_nobody_can_be_evicted(side: Side):

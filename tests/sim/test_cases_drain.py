@@ -140,9 +140,12 @@ def test_b37_of_eighteen_pods_the_one_on_the_gpu_that_changes_is_evicted(index: 
 # ---- who does not go
 
 
-@pytest.mark.parametrize("every_s", [3.0, 40.0])
+@pytest.mark.parametrize("every_s", [15.0, 40.0])
 def test_b31_h13_a_crash_looping_pod_under_a_budget_is_asked_for_a_bounded_time_and_never_deleted(every_s: float):
-    """The budget of h13 as it is; it says nothing of unhealthy pods, so it holds those as well."""
+    """The budget of h13 as it is; it says nothing of unhealthy pods, so it holds those as well.
+
+    Where it has not been counted yet that a pod is no longer ready, an API server lets that pod go: not told here.
+    """
     pdb, as_seen = yaml.safe_load_all((DATA / "h13-pdb-crashloop.yaml").read_text())
     team = as_seen["metadata"]["namespace"]
 
