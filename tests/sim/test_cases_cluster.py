@@ -7,66 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from fleet import Fleet, plan
-from whole.truth import counts_of, truth
-from whole.watching import Watching, ours_left
+from fleet_stories import DEPLOY, Scripted, clean, deployed, labels, layouts, node, play
+from whole.truth import truth
 
-from migd.sim.cluster_faults import Faults, Trouble, WatchTrouble
-from migd.sim.cluster_time import run_virtually
+from migd.sim.cluster_faults import Trouble, WatchTrouble
 from migd.sim.faults import Fault
-from migd.sim.node_world import NodeSpec
 
 DATA = Path(__file__).parents[1] / "data"
 SMALL = {"profile": "1g.6gb", "count": 4}
 HALVES = {"profile": "2g.12gb", "count": 2}
-DEPLOY = "nvidia.com/gpu.deploy."
-
-
-def node(name: str = "node-a", gpus: str = "a30", style: str = "helm", **more) -> NodeSpec:
-    return NodeSpec(name, gpus, style, **more)
-
-
-def play(story: Callable[[Fleet], Awaitable[None]], *nodes: NodeSpec, faults: Faults | None = None, **more) -> Fleet:
-    """A story on these nodes; what must always hold is watched."""
-    logging.disable(logging.CRITICAL)
-    watching = Watching()
-
-    async def main() -> Fleet:
-        fleet = Fleet(
-            nodes or (node(),), 1, faults, refit=watching.refit, policy=watching.policy, **{"leases": False, **more}
-        )
-        watching.begin(fleet)
-        async with fleet:
-            await story(fleet)
-        return fleet
-
-    try:
-        fleet = run_virtually(main())
-    finally:
-        logging.disable(logging.NOTSET)
-    assert watching.wrong == []
-    return fleet
-
-
-def labels(fleet: Fleet, name: str = "node-a") -> dict[str, str]:
-    return dict(fleet.cluster.get("nodes", name)["metadata"].get("labels") or {})
-
-
-def deployed(fleet: Fleet, name: str = "node-a") -> dict[str, str]:
-    return {key: value for key, value in labels(fleet, name).items() if key.startswith(DEPLOY)}
-
-
-def layouts(fleet: Fleet, name: str = "node-a") -> list[dict[str, int]]:
-    return [counts_of(gpu.layout) for gpu in truth(fleet.cluster.node(name)).values()]
-
-
-def clean(fleet: Fleet) -> bool:
-    return not any(ours_left(one) for one in fleet.cluster.all("nodes"))
 
 
 def written(fleet: Fleet, since: int, *left_out: str) -> list[tuple[str, str, str]]:
@@ -202,21 +155,6 @@ def test_b50_devices_are_made_before_the_plugin_is_back_and_what_cannot_be_made_
 
 
 # ---- the operator
-
-
-class Scripted(Faults):
-    """Troubles in the order given, for those who ask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.requests: list[Trouble] = []
-        self.watches: list[WatchTrouble] = []
-
-    def of_request(self) -> Trouble | None:
-        return self.requests.pop(0) if self.requests else None
-
-    def of_watch(self) -> WatchTrouble | None:
-        return self.watches.pop(0) if self.watches else None
 
 
 def test_b91_an_edit_behind_watches_that_died_in_silence_is_carried_out_within_minutes():

@@ -96,7 +96,18 @@ class Watching:
                 self.says(f"{request.user} writes {request.resource} {request.name} while {holder or 'nobody'} leads")
         if request.writes and request.user.startswith("migd-agent") and request.resource == "nodes":
             self._agent_writes(request)
+        if request.resource == "pods/eviction":
+            self._evicts(request)
         return ""
+
+    def _evicts(self, request: SimRequest) -> None:
+        """Evictions are the leader's calls, of one very pod, that is on a node which is closed by us."""
+        if not request.user.startswith("migd-operator"):
+            self.says(f"{request.user} evicts {request.name}")
+        uid = ((request.body.get("deleteOptions") or {}).get("preconditions") or {}).get("uid")
+        nodes = [node_of(pod) for pod in self.cluster.pods() if pod["metadata"]["uid"] == uid]
+        if not uid or any(node not in self.closed for node in nodes):
+            self.says(f"{request.user} evicts {request.name}, uid {uid}, on {nodes}, which we have not closed")
 
     def _agent_writes(self, request: SimRequest) -> None:
         if request.user != f"migd-agent {request.name}":
@@ -178,6 +189,8 @@ class Watching:
             gpu = next((g for uuid, g in there.items() if uuid.lower() == one.name), None)
             if gpu is None or one.spec.desired is None or one.spec.assignment is None or one.spec.assignment.id != turn:
                 continue
+            if one.spec.desired.disruption.policy == "Evict":
+                continue  # closed first, so that nobody comes while those in the way go
             why = self._in_the_way(gpu, one)
             if why:
                 self.says(f"{name} is closed though GPU {gpu.index} is not idle: {why}")
