@@ -12,7 +12,6 @@ from fleet import Fleet
 from fleet_stories import (
     Scripted,
     budget,
-    calls,
     clean,
     drain,
     drained,
@@ -163,7 +162,9 @@ def test_b104_we_put_a_finalizer_on_nothing_and_take_away_no_others():
         fleet.cluster.admin.merge("gpupartitionplans", "p", theirs)
         await fleet.ready("p")
         kinds = ("gpupartitionplans", "gpupartitions", "nodes", "pods", "leases")
-        found = {f for kind in kinds for one in fleet.cluster.all(kind) for f in one["metadata"].get("finalizers") or ()}
+        found = {
+            f for kind in kinds for one in fleet.cluster.all(kind) for f in one["metadata"].get("finalizers") or ()
+        }
         assert found == {"example.com/a", "example.com/b"}
         fleet.cluster.delete("gpupartitionplans", "p")
         await asyncio.sleep(300)
