@@ -97,12 +97,18 @@ def _step(name: str, at: str, milliseconds: int | None) -> Step:
 
 
 def _closed(was: LastTransition | None, record: Record, uuid: str) -> LastTransition | None:
-    """What was told of an earlier change, with its end where that was not told before the agent died."""
+    """What was told of an earlier change, with its end where that was not told before the agent died.
+
+    One that had no target yet was never begun: what the GPU is now, it is by another.
+    """
     work = work_of(record)
     if was is None or was.finished_at is not None or work.stage != "Rest" or not work.ended_at:
         return was
     return was.model_copy(
-        update={"finished_at": datetime.fromisoformat(work.ended_at), "result": _result(record, uuid)}
+        update={
+            "finished_at": datetime.fromisoformat(work.ended_at),
+            "result": _result(record, uuid) if was.to else "BackedOut",
+        }
     )
 
 

@@ -454,3 +454,19 @@ def test_an_agent_that_dies_anywhere_in_a_drain_asks_nobody_twice_and_comes_to_i
         least = sum(min(two) if mixed else sum(two) for two in halves)
         assert len(node.evicted) == least, where
         assert not any(label for label in node.labels if label.startswith(DEPLOY) and node.labels[label] != "true")
+
+
+def test_an_edit_in_the_middle_of_a_drain_leaves_no_success_that_never_was() -> None:
+    """On the first GPU nothing is to be done any more; that the change there was backed out is told late."""
+    node = ready(2)
+    for gpu in (0, 1):
+        node.run_pod(f"p{gpu}", ONE, gpu, "1g@0", grace_s=30.0)
+    edit(node, "bbbbbbbb", {0: ["2x2g.12gb"], 1: ["2x2g.12gb"]})
+    until(node, lambda: node.evicted)
+    edit(node, "cccccccc", {0: ["4x1g.6gb"], 1: ["2x2g.12gb"]}, generation=3)
+    tell, node._tell = node._tell, lambda now: None  # type: ignore[method-assign]  # the API server is away
+    until(node, lambda: node.record.node is not None and node.record.node.turn == "cccccccc")
+    node._tell = tell  # type: ignore[method-assign]
+    node.run(900)
+    assert node.phases() == ["Ready", "Ready"]
+    assert [status(node, gpu).last_transition.result for gpu in (0, 1)] == ["BackedOut", "Succeeded"]
