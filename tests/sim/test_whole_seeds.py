@@ -35,8 +35,9 @@ BATCH = 50
 SEEDS = 5_000
 """In all; ten times as many with --soak."""
 COVERING = (
-    168, 170, 197, 213, 617, 632, 673, 693, 1012, 1047, 1154, 1156, 1202, 1301, 1390, 1416, 1554, 1559, 1615, 2022,
-    2055, 2553, 2776, 2899, 3179, 3477, 3533, 3564, 3774, 3775, 3796, 3964, 4233, 4732,
+    60, 126, 168, 213, 227, 230, 287, 314, 384, 473, 671, 673, 736, 743, 903, 1202, 1281, 1320, 1416, 1615, 1704, 1726,
+    1729, 1826, 1880, 1915, 2022, 2055, 2171, 2306, 2330, 2612, 2846, 2899, 3123, 3171, 3260, 3263, 3375, 3473, 3477,
+    3514, 3533, 3775, 4233,
 )  # fmt: skip
 """Seeds that together reach each of REACHED twice; other stories for seeds need another choice."""
 REACHED = frozenset(
@@ -54,8 +55,8 @@ REACHED = frozenset(
         *("migd-agent before PATCH", "migd-operator after PATCH", "migd-operator after POST"),
         *("migd-operator before eviction", "migd-operator after eviction"),
         *("closed", "opened", "preview compared", "preview's evictions compared", "eviction accepted"),
-        *(f"answer {one}" for one in ("429 DrainBlocked", "500 DrainBlocked", "429 Waiting", "of no call well")),
-        *(f"answer of no call {one}" for one in ("EvictionBudget", "DrainBlocked")),
+        *(f"answer {one}" for one in ("429 DrainBlocked", "500 DrainBlocked", "429 Waiting")),
+        "answer of no call EvictionBudget",
         *(f"Drained False {one}" for one in ("DrainBlocked", "DrainTimeout", "EvictionBudget")),
     }
 )

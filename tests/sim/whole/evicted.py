@@ -22,7 +22,7 @@ from migd.sim.cluster import SimRequest
 from migd.sim.cluster_budgets import budgets_of
 from migd.sim.cluster_entries import Happened
 from migd.sim.node_documents import node_of, terminal
-from whole.truth import GpuTruth, as_wished, rule_of, truth
+from whole.truth import GpuTruth, as_wished, astray, rule_of, truth
 
 LATE_S: Final = 12.0
 """So long after it has become wrong a call may arrive that was right when it was decided: a slow request takes 10 s."""
@@ -249,8 +249,9 @@ class Evictions:
         mine = [p for p in self.fleet.partitions(node) if uid in {v.uid for v in p.status.victims}]
         if not mine:
             return "it is no victim any more"
-        there = truth(self.fleet.cluster.node(node))
-        if not any(_holds(f"default/{name}", _gpu_of(one, there), one) for one in mine):
+        sim = self.fleet.cluster.node(node)
+        there, who = truth(sim), f"default/{name}"
+        if who not in astray(sim) and not any(_holds(who, _gpu_of(one, there), one) for one in mine):
             return "it holds nothing that must go"
         return next((why for one in mine if (why := self._barred(one, pod))), "")
 

@@ -77,6 +77,14 @@ def _pods(node: SimNode) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def astray(node: SimNode) -> frozenset[str]:
+    """The pods that were given devices which are not there any more: what they hold, nobody can tell."""
+    machine = node.host.snapshot()
+    there = {one.uuid for gpu in machine.gpus for i in gpu.instances for one in i.compute}
+    there |= {gpu.uuid for gpu in machine.gpus}
+    return frozenset(pod for device, pods in _pods(node).items() if device not in there for pod in pods)
+
+
 def counts_of(layout: Layout) -> dict[str, int]:
     """How many instances of each profile there are."""
     found: dict[str, int] = {}
