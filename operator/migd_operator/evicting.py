@@ -143,6 +143,10 @@ class _Ledger:
         room = PENDING_MAX if self.most is None else min(PENDING_MAX, self.most - self.evicted)
         return max(0, room - len(self.pending))
 
+    def may_take(self, number: int) -> bool:
+        """Whether so many more may be evicted at all, if those that are lent are taken back."""
+        return self.most is None or self.evicted + len(self.pending - self.lent) + number <= self.most
+
     def take(self, new: Sequence[str]) -> None:
         """Count these, as many as there are places for; those that are lent are taken back if need be."""
         while self.lent and self.free < len(new):
@@ -252,8 +256,8 @@ def _beyond(drain: _Draining, ledgers: Mapping[str, _Ledger]) -> str:
         ledger = ledgers[plan]
         if ledger.most is not None and ledger.evicted + number > ledger.most:
             return (
-                f"plan {ledger.plan.name} may evict {ledger.most} pods (disruption.maxEvictions) and has evicted "
-                f"{ledger.evicted}; {number} more must go on node {drain.node}"
+                f"of at most {ledger.most} (disruption.maxEvictions) plan {ledger.plan.name} has evicted "
+                f"{ledger.evicted}, and {number} more must go on node {drain.node}"
             )
     return ""
 
@@ -265,10 +269,9 @@ def _reserve(due: Mapping[str, Sequence[str]], ledgers: Mapping[str, _Ledger]) -
     """
     new = {plan: [u for u in uids if u not in ledgers[plan].pending] for plan, uids in due.items()}
     asked = [(ledgers[plan], uids) for plan, uids in sorted(new.items()) if uids]
-    if any(ledger.most is not None and len(uids) > ledger.free + len(ledger.lent) for ledger, uids in asked):
-        return
-    for ledger, uids in asked:
-        ledger.take(uids)
+    if all(ledger.may_take(len(uids)) for ledger, uids in asked):
+        for ledger, uids in asked:
+            ledger.take(uids)
 
 
 def _told(fleet: Fleet, over: Mapping[str, str]) -> dict[str, tuple[EvictionDoc, ...]]:

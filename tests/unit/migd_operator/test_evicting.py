@@ -140,6 +140,8 @@ def test_no_more_are_pending_than_the_definition_takes():
     assert len(counts.pending) == len(asked(found)) == 256
     rest = decided(gpus, evicts(counted=counts), answers={**dict.fromkeys(uids, GONE), "v": FIT})
     assert (asked(rest), rest.counts["uid-plan"]) == ({"v": True}, counted(256, "v"))
+    limited = decided(gpus, evicts(maxEvictions=257), answers=dict.fromkeys([*uids, "v"], FIT)).counts["uid-plan"]
+    assert limited == counts, "a limit that is larger stops none of them"
 
 
 @pytest.mark.parametrize(
