@@ -12,7 +12,6 @@ from fleet import Fleet
 from fleet_stories import (
     Scripted,
     budget,
-    calls,
     clean,
     drain,
     drained,
@@ -146,6 +145,7 @@ def test_b100_a_call_that_never_returns_holds_up_its_own_node_which_says_so_and_
         await fleet.until(lambda: {p.status.phase for p in fleet.partitions("node-b")} == {"Ready"}, 600)
         await fleet.until(lambda: reason(fleet, "node-a") == ("Blocked", "DrainTimeout"), 600)
         assert set(evicted(fleet)).isdisjoint(on_a)
+        assert "no answer within" in drained(fleet, "node-a")[2]
         await fleet.until(lambda: clean(fleet))
         assert layouts(fleet, "node-a") == [{"2g.12gb": 1}]
 
@@ -163,7 +163,9 @@ def test_b104_we_put_a_finalizer_on_nothing_and_take_away_no_others():
         fleet.cluster.admin.merge("gpupartitionplans", "p", theirs)
         await fleet.ready("p")
         kinds = ("gpupartitionplans", "gpupartitions", "nodes", "pods", "leases")
-        found = {f for kind in kinds for one in fleet.cluster.all(kind) for f in one["metadata"].get("finalizers") or ()}
+        found = {
+            f for kind in kinds for one in fleet.cluster.all(kind) for f in one["metadata"].get("finalizers") or ()
+        }
         assert found == {"example.com/a", "example.com/b"}
         fleet.cluster.delete("gpupartitionplans", "p")
         await asyncio.sleep(300)
