@@ -174,9 +174,10 @@ class NodeWork:
     was rebooted. before, after: layouts of the GPUs that the transaction changes, for people. accepted: the layouts
     that the node has from its last wish, to come back to after a reboot.
     victims: while it drains, the pods that must go, by GPU UUID. asked: all that were asked to go in this attempt;
-    gone_s: since when none of them is there any more. stuck_s: since when nobody that is waited for is going.
-    spent: the wishes, as `spent_key` names them, for which pods were evicted in vain, or could not be: for these nobody
-    is evicted again. spent_why: what came of it.
+    asked_for: for which wishes, as `spent_key` names them; gone_s: since when none of them is there any more.
+    stuck_s: since when nobody that is waited for is going.
+    spent: the wishes for which pods were evicted in vain, or could not be: for these nobody is evicted again.
+    spent_why: what came of it.
     """
 
     turn: str = ""
@@ -208,6 +209,7 @@ class NodeWork:
     accepted: Mapping[str, Layout] = field(default_factory=dict)
     victims: Mapping[str, tuple[PodRef, ...]] = field(default_factory=dict)
     asked: tuple[PodRef, ...] = ()
+    asked_for: tuple[str, ...] = ()
     gone_s: float | None = None
     stuck_s: float | None = None
     spent: tuple[str, ...] = ()

@@ -185,6 +185,7 @@ def _node_out(work: NodeWork | None) -> dict[str, Any] | None:
         "accepted": {uuid: _layout_out(layout) for uuid, layout in work.accepted.items()},
         "victims": {uuid: [_flat(pod) for pod in pods] for uuid, pods in work.victims.items()},
         "asked": [_flat(pod) for pod in work.asked],
+        "asked_for": list(work.asked_for),
         "spent": list(work.spent),
     }
 
@@ -209,6 +210,7 @@ def _drain_in(body: dict[str, Any]) -> dict[str, Any]:
     return {
         "victims": {uuid: tuple(PodRef(**pod) for pod in pods) for uuid, pods in body.get("victims", {}).items()},
         "asked": tuple(PodRef(**pod) for pod in body.get("asked", ())),
+        "asked_for": tuple(body.get("asked_for", ())),
         "spent": tuple(body.get("spent", ())),
     }
 

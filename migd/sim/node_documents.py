@@ -20,6 +20,8 @@ CRASHES_AFTER_S: Final = "sim.migd.dev/crashes-after-s"
 """Its containers end badly so long after each start, and are started again."""
 STOPS_IN_S: Final = "sim.migd.dev/stops-in-s"
 """How long it takes to stop when it is asked to; at most its grace. Without it, up to a second."""
+HANGS: Final = "sim.migd.dev/hangs"
+"""It does not end, not even when it is killed, until the annotation is taken off: a process in a call that hangs."""
 BLOCKING: Final = ("NoSchedule", "NoExecute")
 _TERMINAL: Final = ("Succeeded", "Failed")
 
@@ -120,6 +122,28 @@ def pod_document(
     if annotations:
         metadata["annotations"] = {key: str(value) for key, value in annotations.items()}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [one], **spec}}
+
+
+def pod_status(pod: Json | None, uid: str, phase: str, waiting: str, restarts: int, containers: Iterable[str]) -> Json:
+    """What a kubelet tells of a pod whose containers are all alike; conditions that others wrote stay.
+
+    pod: as it is, None where it is gone. waiting: the reason why they wait, "" where they do not.
+    """
+    container: Json = {"restartCount": restarts, "ready": phase == "Running" and not waiting}
+    if waiting:
+        container["state"] = {"waiting": {"reason": waiting}}
+    elif phase == "Running":
+        container["state"] = {"running": {}}
+        container["containerID"] = f"containerd://{container_id(uid, restarts)}"
+    else:
+        container["state"] = {"terminated": {"exitCode": 0 if phase == "Succeeded" else 1}}
+    told = ((pod or {}).get("status") or {}).get("conditions") or ()
+    ready = {"type": "Ready", "status": str(container["ready"])}
+    return {
+        "phase": phase,
+        "conditions": [*(c for c in told if c["type"] != "Ready"), ready],
+        "containerStatuses": [{"name": name, **container} for name in containers],
+    }
 
 
 def owner_of(owner: Json) -> Json:

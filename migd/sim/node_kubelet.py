@@ -5,6 +5,7 @@ Source: kubelet 1.37, as measured on a real node; times are drawn by seed. What 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -31,7 +32,8 @@ class KubeletDownError(Exception):
 class _Run:
     """A pod that was admitted. program: of its containers, None while they do not run.
 
-    outcome: how they ended, where that is not told yet. told: what was last said of why they wait. stopping: asked to.
+    outcome: how they ended, where that is not told yet. told: what was last said of why they wait. stopping: asked to;
+    then it is done at done_s and killed at killed_s, whichever is first, and grace is what it was last given.
     """
 
     uid: str
@@ -44,9 +46,22 @@ class _Run:
     starts: int = 0
     failures: int = 0
     stopping: bool = False
+    done_s: float = math.inf
+    killed_s: float = math.inf
+    grace: int | None = None
     pid: int = 0
     annotations: Mapping[str, str] = field(default_factory=dict)
     containers: tuple[str, ...] = ()
+
+    def news(self, pod: Json) -> bool:
+        """Whether it is asked for something: to stop, sooner than before, or to hang no more.
+
+        Anything else is what the kubelet wrote itself.
+        """
+        if not self.stopping:
+            return "deletionTimestamp" in pod["metadata"]
+        let_go = documents.HANGS in self.annotations and not documents.annotation(pod, documents.HANGS)
+        return let_go or self.grace != pod["metadata"].get("deletionGracePeriodSeconds")
 
 
 class Kubelet(Actor):
@@ -117,7 +132,7 @@ class Kubelet(Actor):
         bound = [pod for pod in self.all("pods") if documents.node_of(pod) == self.node]
         there = {pod["metadata"]["uid"] for pod in bound}
         for run in [run for uid, run in self._runs.items() if uid not in there]:
-            self._over(run)
+            self._gone(run)
         for wants in self.manager.active():
             if wants.uid not in there:
                 self.manager.free(wants.uid)
@@ -174,8 +189,7 @@ class Kubelet(Actor):
         if not self.up or pod["spec"].get("nodeName") != self.node:
             return
         run = self._runs.get(pod["metadata"]["uid"])
-        ours = run is not None and (run.stopping or "deletionTimestamp" not in pod["metadata"])
-        if happened.deleted or not ours:  # else it is what the kubelet wrote itself
+        if run is None or happened.deleted or run.news(pod):
             self._soon(pod)
 
     def _soon(self, pod: Json) -> None:
@@ -189,7 +203,7 @@ class Kubelet(Actor):
         run = self._runs.get(uid)
         if pod is None or pod["metadata"]["uid"] != uid:
             if run is not None:
-                self._over(run)
+                self._gone(run)
         elif "deletionTimestamp" in pod["metadata"]:
             self._asked_to_stop(pod, run)
         elif run is None:
@@ -277,6 +291,10 @@ class Kubelet(Actor):
         run = self._runs.get(uid)
         if run is None or run.program is None:
             return
+        if run.stopping:
+            run.done_s = self.stage.now_s()
+            self._stopped(run)
+            return
         run.program.stop()
         run.program = None
         run.restarts += 1
@@ -306,23 +324,37 @@ class Kubelet(Actor):
             self.manager.free(pod["metadata"]["uid"])
             self.delete("pods", pod, 0)
             return
-        if run.stopping:
-            return
-        run.stopping = True
-        grace = float(pod["metadata"].get("deletionGracePeriodSeconds", 30))
-        asked = run.annotations.get(documents.STOPS_IN_S)
-        takes = min(grace, float(asked) if asked is not None else 0.05 + 0.95 * self.dice.random())
-        if run.program is None:
-            takes = 0.0
-        self.stage.later(takes, lambda: self._stopped(run))
+        now_s = self.stage.now_s()
+        run.grace = int(pod["metadata"].get("deletionGracePeriodSeconds", 30))
+        run.annotations = pod["metadata"].get("annotations") or {}
+        if not run.stopping:
+            run.stopping = True
+            asked = run.annotations.get(documents.STOPS_IN_S)
+            takes = float(asked) if asked is not None else 0.05 + 0.95 * self.dice.random()
+            run.done_s = now_s + (0.0 if run.program is None else takes)
+        run.killed_s = min(run.killed_s, now_s + run.grace)
+        self.stage.later(max(0.0, min(run.done_s, run.killed_s) - now_s), lambda: self._stopped(run))
 
     def _stopped(self, run: _Run) -> None:
+        """Its time is over: say how it ended, and that it is gone. One that hangs does not end when it is killed."""
         if self._runs.get(run.uid) is not run:
             return
-        self._over(run)
+        if run.annotations.get(documents.HANGS):
+            self.say(f"{run.namespace}/{run.name} does not end")
+            return
         pod = self.read("pods", run.name, run.namespace)
+        self._over(run)
         if self.up and pod is not None and pod["metadata"]["uid"] == run.uid:
+            if not documents.terminal(pod):
+                self._tell(run, "Failed" if run.killed_s < run.done_s else "Succeeded", "")
             self.delete("pods", pod, 0)
+
+    def _gone(self, run: _Run) -> None:
+        """The API server has it no more: what it was given is given to others, whether it can be ended or not."""
+        if run.annotations.get(documents.HANGS):
+            self.manager.free(run.uid)
+        else:
+            self._over(run)
 
     def _over(self, run: _Run) -> None:
         if run.program is not None:
@@ -335,17 +367,8 @@ class Kubelet(Actor):
         """Write the pod's status, if the kubelet is there to do it."""
         if not self.up:
             return
-        container: Json = {"restartCount": run.restarts, "ready": phase == "Running" and not waiting}
-        if waiting:
-            container["state"] = {"waiting": {"reason": waiting}}
-        elif phase == "Running":
-            container["state"] = {"running": {}}
-            container["containerID"] = f"containerd://{documents.container_id(run.uid, run.restarts)}"
-        else:
-            container["state"] = {"terminated": {"exitCode": 0 if phase == "Succeeded" else 1}}
-        ready = {"type": "Ready", "status": str(container["ready"])}
-        body = {"phase": phase, "conditions": [ready]}
-        body["containerStatuses"] = [{"name": name, **container} for name in run.containers]
+        pod = self.read("pods", run.name, run.namespace)
+        body = documents.pod_status(pod, run.uid, phase, waiting, run.restarts, run.containers)
         if phase in ("Running", "Succeeded"):
             self.say(f"{run.namespace}/{run.name} {phase}")
         self.merge("pods", run.name, {"status": body}, run.namespace, "status")

@@ -20,7 +20,9 @@ class Workload:
 
     limits: what each asks for, as {"nvidia.com/mig-1g.10gb": 1}. pods: so many at a time. lasts_s: between these two
     each ends by itself; None: never. pause_s: between the end of one and the next. idle: it holds its devices and
-    computes nothing. stops_in_s: how long it takes to stop; None: up to a second. spec: more of the pods' spec.
+    computes nothing. stops_in_s: how long it takes to stop, at most its grace; None: up to a second. crashes_after_s:
+    its containers end badly so long after each start. hangs: it does not end, not even when it is killed. finalizers:
+    of each pod. spec: more of the pods' spec, such as tolerations or terminationGracePeriodSeconds.
     """
 
     name: str
@@ -32,6 +34,9 @@ class Workload:
     labels: Mapping[str, str] = field(default_factory=dict)
     idle: bool = False
     stops_in_s: float | None = None
+    crashes_after_s: float | None = None
+    hangs: bool = False
+    finalizers: tuple[str, ...] = ()
     spec: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -55,7 +60,8 @@ class Workloads(Actor):
         """Keep this workload running from now on."""
         version, plural = _API[workload.kind]
         metadata = {"name": workload.name, "namespace": workload.namespace}
-        owner = self.create(plural, {"apiVersion": version, "kind": workload.kind, "metadata": metadata, "spec": {}})
+        spec = {"replicas": workload.pods} if workload.kind == "ReplicaSet" else {}
+        owner = self.create(plural, {"apiVersion": version, "kind": workload.kind, "metadata": metadata, "spec": spec})
         assert owner is not None, f"there is a {workload.kind} {workload.name} already"
         uid = owner["metadata"]["uid"]
         self._owners[uid] = (owner, workload)
@@ -86,6 +92,10 @@ class Workloads(Actor):
             annotations[documents.LASTS_S] = f"{self.dice.uniform(*workload.lasts_s):.3f}"
         if workload.stops_in_s is not None:
             annotations[documents.STOPS_IN_S] = workload.stops_in_s
+        if workload.crashes_after_s is not None:
+            annotations[documents.CRASHES_AFTER_S] = workload.crashes_after_s
+        if workload.hangs:
+            annotations[documents.HANGS] = "true"
         self._made += 1
         pod = documents.pod_document(
             f"{workload.name}-{self._made}",
@@ -96,6 +106,8 @@ class Workloads(Actor):
             **workload.spec,
         )
         pod["metadata"]["ownerReferences"] = [documents.owner_of(owner)]
+        if workload.finalizers:
+            pod["metadata"]["finalizers"] = list(workload.finalizers)
         self.create("pods", pod)
 
     def _pod_changed(self, happened: Happened) -> None:

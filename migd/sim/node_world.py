@@ -222,6 +222,11 @@ class SimulatedCluster:
             self._nodes[node].kubelet.crash(uid)
             self.stage.later(every_s, lambda: self.crash_loop(uid, node, times - 1, every_s))
 
+    def let_go(self, name: str, namespace: str = "default") -> None:
+        """What keeps a pod that was asked to end is gone: its process that hung, and all finalizers."""
+        body = {"annotations": {documents.HANGS: None}, "finalizers": None}
+        self.admin.merge("pods", name, {"metadata": body}, namespace)
+
     def _tell(self, name: str, on: bool) -> None:
         for heard in self._power:
             heard(name, on)

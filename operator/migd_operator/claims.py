@@ -66,6 +66,11 @@ class NodeWish:
         return any(c.judged is not None and c.judged.changes for c in self.wished)
 
     @property
+    def evicts(self) -> bool:
+        """Whether pods have to go there first."""
+        return any(c.judged is not None and c.judged.evict for c in self.wished)
+
+    @property
     def carried(self) -> frozenset[str]:
         """The names of the plans that its GPUs have a wish of: those that it had its last turn from."""
         return frozenset(d.plan.name for c in self.claims if (d := c.partition.spec.desired) is not None)

@@ -14,7 +14,8 @@ from migd_operator.evicting import Ask, Drain, Evictions, evictions_of
 from migd_operator.facts import APPROVED, TAKEN_OVER, Fleet, PlanFacts
 from migd_operator.judging import Judge
 from migd_operator.previewing import approved, preview_of
-from migd_operator.telling import Share, invalid_status, partition_conditions, plan_status
+from migd_operator.shares import Share
+from migd_operator.telling import invalid_status, partition_conditions, plan_status
 from migd_operator.turns import Turn, give_turns, progress_of
 
 PLAN_LABEL: Final = "migd.dev/plan"

@@ -79,7 +79,9 @@ def evictions_of(drains: Iterable[Drain], fleet: Fleet) -> Evictions:
     over = {uid: why for drain in ready if (why := _beyond(drain, ledgers)) for uid in drain.needed}
     callable_now = {uid for drain in ready for uid in drain.needed if uid not in over and drain.due(uid)}
     for ledger in ledgers.values():
-        ledger.lent = {u for u in ledger.pending if u not in callable_now and _unspent(fleet.answers.get(u))}
+        idle = {u for u in ledger.pending if u not in callable_now and _unspent(fleet.answers.get(u))}
+        ledger.pending -= idle & over.keys()
+        ledger.lent = idle - over.keys()
     asks = [ask for drain in ordered for ask in drain.looks()]
     for drain in ready:
         due = [uid for uid in drain.needed if uid in callable_now]

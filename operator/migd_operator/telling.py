@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -13,12 +12,12 @@ from migd.plans.statuses import GpuCounts, HistoryEntry, NodeCounts, PlanPreview
 from migd_operator.claims import Claim, Left
 from migd_operator.evicting import Evictions
 from migd_operator.facts import APPROVED, InvalidPlan, NodeFacts, PlanFacts
-from migd_operator.turns import Turn, away, is_ready
+from migd_operator.shares import Share, as_wished, fell_silent, held_up, idling, skipped
+from migd_operator.turns import Turn
 
 CONDITIONS: Final = ("Assigned", "AgentAlive")
 """The operator's of a GPU; the others are its agent's."""
 HISTORY_MAX: Final = 10
-_LISTED: Final = 5
 _PASSING: Final[tuple[Reason, ...]] = ("Waiting", "DriverUpgrade", "AgentSilent")
 _REFUSED: Final[tuple[Reason, ...]] = ("DuplicateGPU", "Conflict", "UnknownProfile", "Infeasible", "NotCapable")
 _FIELD: Final = {
@@ -36,19 +35,6 @@ _FIELD: Final = {
     "Held": "held",
     "Lost": "lost",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A plan's part of one node: the claims in which it has a say, and the node's turn."""
-
-    turn: Turn
-    claims: tuple[Claim, ...]
-
-    @property
-    def node(self) -> NodeFacts:
-        """The node."""
-        return self.turn.progress.wish.node
 
 
 def partition_conditions(claim: Claim, turn: Turn, now: datetime) -> tuple[Condition, ...]:
@@ -103,7 +89,7 @@ def plan_status(
     states = [_state(share, plan.name) for share in shares]
     claims = [(share, claim) for share in shares for claim in share.claims]
     done = sum(as_wished(share.turn, claim) for share, claim in claims)
-    said = _said(plan, shares, states, _with_command(plan, preview, stop), _waiting(shares, evictions))
+    said = _said(plan, shares, states, _with_command(plan, preview, stop), held_up(shares, evictions))
     ready = next(s for s in said if s.type == "Ready")
     well = ready.status == "True"
     conditions = following(plan.status.conditions, said, plan.generation, now)
@@ -147,11 +133,6 @@ def invalid_status(plan: InvalidPlan, status: PlanStatus, now: datetime) -> Plan
             "conditions": following(status.conditions, said, plan.generation, now),
         }
     )
-
-
-def as_wished(turn: Turn, claim: Claim) -> bool:
-    """Whether a GPU is as this very generation of its plan wishes, and its agent says so of this very object."""
-    return turn.progress.given and claim.desired is not None and is_ready(claim.partition)
 
 
 def _state(share: Share, plan: str) -> str:
@@ -203,12 +184,12 @@ def _said(
         )
     trouble = refused or _trouble(shares)
     waits = [s for s in shares if s.turn.why is not None and s.turn.why.reason in _PASSING]
-    if _silent(shares):  # it keeps its place, so who only waits for room waits for its agent
+    if fell_silent(shares):  # it keeps its place, so who only waits for room waits for its agent
         waits = [s for s in waits if not s.turn.no_room]
     failed = "failed" in states and plan.plan.spec.rollout.pause_on_failure
     moving = "changing" in states or any(s.turn.act == "Give" for s in shares)
     going = moving or (not stop and not failed and bool(waits))
-    message = "; ".join(part for part in (number, _idling(shares), waiting, _skipped(shares)) if part)
+    message = "; ".join(part for part in (number, idling(shares), waiting, skipped(shares)) if part)
     stopped = (stop.reason, stop.message) if stop else trouble or ("Waiting", message)
     why = trouble or stopped
     return (
@@ -219,63 +200,6 @@ def _said(
         if trouble and not going
         else Said("Stalled", "False", "Waiting" if going or stop else "NotNeeded", message),
     )
-
-
-def _skipped(shares: Sequence[Share]) -> str:
-    """The nodes that are not to be had for reasons that are not ours, with these reasons."""
-    found = [why.message for s in shares if not s.turn.progress.given and (why := away(s.turn.progress.wish))]
-    if not found:
-        return ""
-    return f"skipped: {_listed(found)}"
-
-
-def _idling(shares: Sequence[Share]) -> str:
-    """The nodes that wait for what is in use. By whom changes all the time, and is told of the GPUs."""
-    found = [
-        s.node.name
-        for s in shares
-        if s.turn.progress.given and any(c.partition.status.phase == "WaitingForIdle" for c in s.claims)
-    ]
-    if not found:
-        return ""
-    return f"in use on {_listed(found)}: kubectl get gpart -o wide says by whom"
-
-
-def _waiting(shares: Sequence[Share], evictions: Evictions) -> str:
-    """The nodes that wait for pods which cannot be evicted now, and for how many, by why."""
-    nodes: dict[str, list[str]] = {}
-    pods: dict[str, set[str]] = {}
-    for share in shares:
-        for claim in share.claims:
-            if claim.partition.status.phase == "Draining":
-                for one in evictions.told.get(claim.partition.name, ()):
-                    if one.reason is not None and one.reason in _HELD:
-                        nodes.setdefault(one.reason, []).append(share.node.name)
-                        pods.setdefault(one.reason, set()).add(one.pod_uid)
-    found = []
-    for reason, words in _HELD.items():
-        if reason in pods:
-            number, where = len(pods[reason]), _listed(list(dict.fromkeys(nodes[reason])))
-            found.append(f"{number} {'pod' if number == 1 else 'pods'} on {where} {words[number > 1]}")
-    return f"{'; '.join(found)}: see status.evictions of the GPUs" if found else ""
-
-
-_HELD: Final[Mapping[str, tuple[str, str]]] = {
-    "DrainBlocked": ("is held by a disruption budget or may not go", "are held by disruption budgets or may not go"),
-    "EvictionBudget": ("is more than disruption.maxEvictions", "are more than disruption.maxEvictions"),
-    "NoPermission": ("may not be evicted by the operator", "may not be evicted by the operator"),
-}
-
-
-def _listed(found: Sequence[str]) -> str:
-    more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    return ", ".join(found[:_LISTED]) + more
-
-
-def _silent(shares: Sequence[Share]) -> str:
-    """A node whose agent fell silent in its turn, before all was as wished; "" where there is none."""
-    found = (s for s in shares if s.node.silent and s.turn.progress.given)
-    return next((s.node.name for s in found if not all(as_wished(s.turn, c) for c in s.claims)), "")
 
 
 def _where(share: Share, claim: Claim) -> str:
@@ -303,7 +227,7 @@ def _trouble(shares: Sequence[Share]) -> tuple[Reason, str] | None:
                 if share.turn.progress.given and claim.desired is not None and claim.partition.status.phase in bad:
                     reason = _reason_of(claim.partition)
                     return reason, f"{_where(share, claim)}: {claim.partition.status.message or reason}"
-    silent = _silent(shares)
+    silent = fell_silent(shares)
     if silent:
         return "AgentSilent", f"the agent of node {silent} fell silent in the node's turn: look at its pod and the node"
     for share in shares:

@@ -262,10 +262,14 @@ def give_turns(found: Sequence[Progress], stops: Mapping[str, Left], now: dateti
     return turns
 
 
-def _order(one: Progress, now: datetime) -> tuple[bool, bool, bool, bool, datetime, str]:
-    """Who comes first: nodes that failed or are under way, then those that could go, then those that waited longest."""
-    there = one.used and _carries(one.wish)
-    return (not (one.broke or one.failed), not there, not _able(one.wish, now), not one.used, *_since(one.wish, now))
+def _order(one: Progress, now: datetime) -> tuple[bool, bool, bool, bool, bool, datetime, str]:
+    """Who comes first: nodes that failed or are under way, then those that could go, then those that waited longest.
+
+    Of those that could go, those come first on which nobody is evicted for it: meanwhile pods may end by themselves.
+    """
+    fresh, there = not (one.broke or one.failed), one.used and _carries(one.wish)
+    wish = one.wish
+    return (fresh, not there, not _able(wish, now), wish.evicts, not one.used, *_since(wish, now))
 
 
 def _settled(one: Progress, stops: Mapping[str, Left], at_it: Set[str]) -> Turn | None:

@@ -1,6 +1,7 @@
 """migd as pods on a real node, with the image of the Dockerfile and `kubectl apply -k`; nothing is simulated but NVML.
 
-What migd does in every situation is tried elsewhere; here it is that it does so in life. Left out: eviction.
+What migd does in every situation is tried elsewhere; here it is that it does so in life: also a drain, and one in the
+middle of which its agent and its operator are killed.
 """
 
 from __future__ import annotations
@@ -24,14 +25,29 @@ from controlplane.real_images import Keys, archive_of
 from controlplane.real_layers import Base
 from controlplane.real_overlays import deployment
 from controlplane.real_roots import FOLDER
-from integration.acting import apply, condition, edit, eventually, instances, introduced, partitions, plan, quiet, ready
+from integration.acting import (
+    PODS,
+    apply,
+    condition,
+    edit,
+    eventually,
+    instances,
+    introduced,
+    partitions,
+    plan,
+    quiet,
+    ready,
+    status,
+)
 from integration.deployed import AGENT, OPERATOR, PLUGIN_NAMESPACE
 from integration.promises import Promise
+from integration.witnesses import evicted
 
 REAL_CLUSTER = {"spec": "2xa100-80gb"}
 LARGE, SMALL = "nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb"
 REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 WITHIN_S = 60.0
+EVICT: Json = {"policy": "Evict", "timeout": "5m"}
 
 
 def program(real_cluster: RealCluster, name: str) -> tuple[Json, int]:
@@ -129,8 +145,78 @@ def test_pods_are_scheduled_on_new_instances_and_keep_them_through_an_edit(real_
     assert [(r.user, r.verb, r.uri, r.code) for r in ours if r.code in (401, 403, 422)] == []
 
 
+def test_a_drain_evicts_the_fewest_and_they_are_scheduled_again_on_the_new_layout(real_cluster: RealCluster):
+    """Six small pods on one GPU, of which three stay; the others find room on the second GPU, beside large ones."""
+    crowded(real_cluster, "train", 6, grace_s=2)
+    real_cluster.apply(deployment("wide", 2, {LARGE: 1}))
+    pods = {pod["metadata"]["name"]: pod for pod in running(real_cluster, "train", 6)}
+    before = {name: identity(real_cluster, pod) for name, pod in pods.items()}
+    begun = real_cluster.audit.requests()
+    promise = Promise(real_cluster, "real", [NODE])
+    generation = edit(real_cluster, "real", rules=[instances(_3g_40gb=1, _1g_10gb=3)], disruption=EVICT)
+    assert promise.said(generation)["totals"]["evict"] == 3
+    ready(real_cluster, "real")
+    promise.kept()
+    quiet(real_cluster, NODE)
+    gone = evicted(real_cluster.audit.since(begun), *pods)
+    assert [(one.code, one.user) for one in gone] == [(201, OPERATOR)] * 3
+    assert {one.pod: one.uid for one in gone} == {one.pod: before[one.pod]["uid"] for one in gone}
+    after = {pod["metadata"]["name"]: identity(real_cluster, pod) for pod in running(real_cluster, "train", 6)}
+    kept = before.keys() - {one.pod for one in gone}
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+    held = [uuid for pod in running(real_cluster, "wide", 2) for uuid in identity(real_cluster, pod)["held"]]
+    held += [uuid for one in after.values() for uuid in one["held"]]
+    assert len(set(held)) == 8, "each has an instance of its own, on the new layout"
+    real_cluster.apply(deployment("wide", 0, {LARGE: 1}))
+    running(real_cluster, "wide", 0)
+
+
+def test_a_drain_goes_on_though_agent_and_operator_are_killed_while_pods_are_evicted(real_cluster: RealCluster):
+    real_cluster.apply(deployment("train", 0, {SMALL: 1}))
+    running(real_cluster, "train", 0)
+    edit(real_cluster, "real", rules=[instances(_1g_10gb=7)])
+    ready(real_cluster, "real")
+    crowded(real_cluster, "slow", 6, grace_s=10)  # which takes it, so that somebody can die meanwhile
+    before = {pod["metadata"]["name"]: identity(real_cluster, pod) for pod in running(real_cluster, "slow", 6)}
+    begun = real_cluster.audit.requests()
+    promise = Promise(real_cluster, "real", [NODE])
+    generation = edit(real_cluster, "real", rules=[instances(_3g_40gb=1, _1g_10gb=3)], disruption=EVICT)
+    promise.said(generation)
+    assert until(lambda: evicted(real_cluster.audit.since(begun), *before) != [], WITHIN_S)
+    for name in ("migd-operator", "migd-agent"):
+        real_cluster.kill(program(real_cluster, name)[0])
+    ready(real_cluster, "real")
+    promise.kept()
+    quiet(real_cluster, NODE)
+    gone = [one.uid for one in evicted(real_cluster.audit.since(begun), *before) if one.code == 201]
+    assert len(gone) == len(set(gone)) == 3
+    after = {pod["metadata"]["name"]: identity(real_cluster, pod) for pod in running(real_cluster, "slow", 6)}
+    kept = [name for name, one in before.items() if one["uid"] not in gone]
+    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+    assert status(real_cluster, "real")["evictions"] == {"generation": generation, "evicted": 3}
+    real_cluster.apply(deployment("slow", 0, {SMALL: 1}))
+    running(real_cluster, "slow", 0)
+
+
+def crowded(real_cluster: RealCluster, name: str, number: int, grace_s: int) -> None:
+    """So many pods of a Deployment, all of them on the first GPU, and told to be so. The GPUs are cut in seven each."""
+    gpus = real_cluster.real.machine().snapshot().gpus
+    first = {compute.uuid for one in gpus[0].instances for compute in one.compute}
+    real_cluster.apply(deployment(name, 14, {SMALL: 1}, grace_s=grace_s))
+    for pod in running(real_cluster, name, 14):
+        if set(real_cluster.mig_uuids(pod)) <= first:
+            note = {"metadata": {"annotations": {"controller.kubernetes.io/pod-deletion-cost": "100"}}}
+            real_cluster.plane.admin.patch(f"{PODS}/{pod['metadata']['name']}", note).object()
+    real_cluster.apply(deployment(name, number, {SMALL: 1}, grace_s=grace_s))
+    assert all(set(real_cluster.mig_uuids(pod)) <= first for pod in running(real_cluster, name, number))
+    used = [f"{number}/7", "0/7"]
+    eventually(lambda: [one["status"]["observed"].get("inUse") for one in partitions(real_cluster, NODE)], used)
+
+
 def test_pods_outlive_their_kubelet_and_an_agent_that_is_killed_comes_back(real_cluster: RealCluster):
     agent, pid = program(real_cluster, "migd-agent")
+    restarts = agent["status"]["containerStatuses"][0]["restartCount"]
+    operators = real_cluster.program("migd-operator")["status"]["containerStatuses"][0]["restartCount"]
     real_cluster.real.kubelet.kill()
     real_cluster.kill(agent)
     assert until(lambda: not Path(f"/proc/{pid}").exists(), WITHIN_S)
@@ -143,12 +229,12 @@ def test_pods_outlive_their_kubelet_and_an_agent_that_is_killed_comes_back(real_
             container["restartCount"],
             container["ready"],
         ) == (
-            1,
+            restarts + 1,
             True,
         )
 
     assert until(back, WITHIN_S), real_cluster.program("migd-agent")["status"]
-    assert real_cluster.program("migd-operator")["status"]["containerStatuses"][0]["restartCount"] == 0
+    assert real_cluster.program("migd-operator")["status"]["containerStatuses"][0]["restartCount"] == operators
     eventually(lambda: condition(real_cluster, "real", "Ready"), ("True", "AsWished"))
 
 

@@ -148,6 +148,7 @@ class World:
         """Write the agent's part of a GPU's status."""
         status = partition_document(one)["status"]
         status["conditions"] = [c for c in status.get("conditions", ()) if c["type"] not in OPERATORS_OWN]
+        status.pop("evictions", None)
         kind = {"apiVersion": "migd.dev/v1alpha1", "kind": "GPUPartition"}
         body = {**kind, "metadata": {"name": one.name}, "status": status}
         path = f"{API}/gpupartitions/{one.name}/status"

@@ -44,11 +44,36 @@ def test_the_details_add_up_to_the_preview_in_the_status():
         for part in ("keep", "destroy", "create"):
             assert totals[part] == sum(number(getattr(one.judged, part)) for one in found)
         heads, *rows = table(found).splitlines()
-        assert heads.split() == ["NODE", "GPU", "FROM", "KEEP", "DESTROY", "CREATE", "MIG", "REASON", "MESSAGE"]
+        assert heads.split() == [
+            "NODE",
+            "GPU",
+            "FROM",
+            "KEEP",
+            "DESTROY",
+            "CREATE",
+            "EVICT",
+            "MIG",
+            "REASON",
+            "MESSAGE",
+        ]
         assert rows[0].split() == ["n1", "0", "7g.80gb", "7g.80gb", "2×3g.40gb"]
         assert rows[2].split() == ["n1", "2", "MIG", "off", "2×3g.40gb", "Enable", "reset"]
         assert exit_code(found) == CHANGES
         assert exit_code(found[3:]) == DONE
+
+    played(story)
+
+
+def test_a_preview_tells_how_many_instances_in_use_would_go():
+    async def story(world: World) -> None:
+        world.add_node("n1")
+        world.add_gpu("n1", 0, "7g.80gb", busy=["7g.80gb@0"])
+        world.plan("p", HALVES, paused=True, disruption={"policy": "Evict"})
+        (row,) = table(await asked(world, "p")).splitlines()[1:]
+        assert row.split() == ["n1", "0", "7g.80gb", "7g.80gb", "2×3g.40gb", "1"]
+        world.plan("p", HALVES, paused=True, disruption={"policy": "WaitForIdle"})
+        (waits,) = await asked(world, "p")
+        assert (waits.judged.evict, waits.judged.reason) == (0, "InUse")
 
     played(story)
 

@@ -601,3 +601,17 @@ def test_a_machine_in_a_file_keeps_its_own_time(tmp_path: Path):
     host = SimHost.open(tmp_path / "machine.json", "l40s")
     with closing(VirtualLoop()) as loop, pytest.raises(SimulationError, match="keeps its own time"):
         host.follow_time(loop)
+
+
+def test_a_share_of_a_replicasets_pods_is_of_all_that_it_wants():
+    async def story(world: SimulatedCluster) -> None:
+        world.run(Workload("web", {SMALL: 1}, pods=2))
+        spec = {"selector": {"matchLabels": {"app": "web"}}, "minAvailable": "100%"}
+        head = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget"}
+        world.apply({**head, "metadata": {"name": "all", "namespace": "default"}, "spec": spec})
+        await world.until(lambda: all(phase(world, f"web-{n}") == "Running" for n in (1, 2)))
+        await world.quiet(2)
+        status = world.get("poddisruptionbudgets", "all", "default")["status"]
+        assert (status["expectedPods"], status["desiredHealthy"], status["disruptionsAllowed"]) == (2, 2, 0)
+
+    play(story)

@@ -16,7 +16,7 @@ from migd.agent.node.victims import in_vain, not_again
 from migd.agent.records import Cause, Record
 from migd.plans.conditions import time_text
 
-NOBODY: Final[Mapping[str, Any]] = {"victims": {}, "asked": (), "gone_s": None, "stuck_s": None}
+NOBODY: Final[Mapping[str, Any]] = {"victims": {}, "asked": (), "asked_for": (), "gone_s": None, "stuck_s": None}
 """Of the node's work, once nobody is asked to go any more."""
 
 

@@ -5,7 +5,7 @@ The agent only says who must go. The operator checks it, makes the calls, and an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -25,7 +25,7 @@ NAMES_MAX: Final = 5
 def drain(record: Record, view: View) -> Decided:
     """Ask those that must go, and wait until they have gone; within the plan's timeout, else open the node again."""
     judged = judge(record, view)
-    record = _in_mind(record, view, judged)
+    record = _in_mind(record, view)
     record, left = leaving(record, view)
     if left:
         return record, LookAgain()
@@ -34,7 +34,7 @@ def drain(record: Record, view: View) -> Decided:
         return given_up(record, view, judged, opened), LookAgain()
     if not judged.busy:
         return enter(record, "Settling", view, victims={}, stuck_s=None), LookAgain()
-    record = _asking(record, view, judged.going or Going())
+    record = _asking(record, view, judged)
     work = work_of(record)
     why = _over(work, view, judged)
     if why is not None:
@@ -53,15 +53,23 @@ def given_up(record: Record, view: View, judged: Judged, why: Cause) -> Record:
 
 
 def spent(record: Record, view: View, uuids: Iterable[str], why: Cause) -> Record:
-    """The record once the drain is spent that these GPUs' wishes may have; of wishes that are gone none is kept."""
-    work, turn = work_of(record), view.turn
-    if turn is None:
-        return record
+    """The record once the drain is spent that these GPUs' wishes may have."""
+    return _spent_on(record, view, _keys(view, uuids), why)
+
+
+def _spent_on(record: Record, view: View, keys: Collection[str], why: Cause) -> Record:
+    """The record with these wishes spent too; of wishes that are gone none is kept."""
+    work = work_of(record)
     there = {spent_key(d) for p in view.seen.partitions if (d := p.value.spec.desired) is not None}
-    wishes = [turn.desired[uuid] for uuid in uuids if uuid in turn.desired]
-    now = {spent_key(desired) for desired in wishes if desired.disruption.policy == "Evict"}
-    keys = tuple(sorted(({*work.spent} & there) | now))
-    return working(record, replace(work, spent=keys, spent_why=why))
+    now = there.intersection({*work.spent}.union(keys))
+    return working(record, replace(work, spent=tuple(sorted(now)), spent_why=why if now else None))
+
+
+def _keys(view: View, uuids: Iterable[str]) -> frozenset[str]:
+    """The wishes of these GPUs for which pods may be evicted, as `spent_key` names them."""
+    wishes = view.turn.desired if view.turn is not None else {}
+    found = [wishes[uuid] for uuid in uuids if uuid in wishes]
+    return frozenset(spent_key(desired) for desired in found if desired.disruption.policy == "Evict")
 
 
 def answers(view: View) -> dict[str, EvictionDoc]:
@@ -93,8 +101,11 @@ def waiting_for(work: NodeWork, view: View, judged: Judged) -> Cause:
     return stuck or Cause("Waiting", _in_use(judged))
 
 
-def _in_mind(record: Record, view: View, judged: Judged) -> Record:
-    """The record with what became of those who were asked. Once one has gone, the drain counts as spent."""
+def _in_mind(record: Record, view: View) -> Record:
+    """The record with what became of those who were asked. Once one has gone, the drain counts as spent.
+
+    That is for what they were asked for: a wish that was edited since has nothing to do with it.
+    """
     work, here = work_of(record), {pod.uid: pod for pod in view.seen.pods}
     if not work.asked:
         return record
@@ -103,15 +114,15 @@ def _in_mind(record: Record, view: View, judged: Judged) -> Record:
     record = record if gone_s == work.gone_s else working(record, replace(work, gone_s=gone_s))
     if all(pod.uid in here and not here[pod.uid].deleting for pod in work.asked):
         return record
-    return spent(record, view, judged.changing, Cause("EvictionBudget", "pods were evicted for this, and in vain"))
+    return _spent_on(record, view, work.asked_for, Cause("EvictionBudget", "pods were evicted for this, and in vain"))
 
 
-def _asking(record: Record, view: View, going: Going) -> Record:
+def _asking(record: Record, view: View, judged: Judged) -> Record:
     """The record with those who must go now. While some of the asked are there, no others are added.
 
     What is seen changes in the middle of a pod's going, and must not make others go in its place.
     """
-    work, asked = work_of(record), frozenset(work_of(record).asked)
+    work, asked, going = work_of(record), frozenset(work_of(record).asked), judged.going or Going()
     victims = dict(going.victims)
     lately = bool(asked) and (work.gone_s is None or view.now_s - work.gone_s < GONE_S)
     if lately and not set(going.pods) <= asked:
@@ -123,7 +134,9 @@ def _asking(record: Record, view: View, going: Going) -> Record:
     waits = bool(fresh or going.leaving) or lately
     stuck_s = None if waits else view.now_s if work.stuck_s is None else work.stuck_s
     gone_s = None if fresh - asked else work.gone_s
-    now = replace(work, victims=victims, asked=tuple(sorted(asked | fresh)), gone_s=gone_s, stuck_s=stuck_s)
+    wishes = tuple(sorted(_keys(view, judged.changing).union(work.asked_for))) if fresh else work.asked_for
+    now = replace(work, victims=victims, asked=tuple(sorted(asked | fresh)), asked_for=wishes)
+    now = replace(now, gone_s=gone_s, stuck_s=stuck_s)
     return record if now == work else working(record, now)
 
 

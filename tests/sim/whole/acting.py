@@ -17,6 +17,7 @@ from migd.sim.faults import Fault
 from migd.sim.node_carving import carve, clear
 from migd.sim.node_documents import running
 from migd.sim.node_world import SimNode, Workload
+from whole.disrupting import Disrupting
 from whole.drawing import CALLS, CUTS, Act, Tale, instances
 
 PLAN: Final = "plan"
@@ -25,6 +26,8 @@ _ERRORS: Final = (999, 999, 10, 15, 19)
 CALM_S: Final = 20.0
 """So long after the last act its faults may still strike."""
 _DISTURBING: Final = frozenset({"kubelet restart", "plugin crashes", "gpu lost", "xid", "reload", "drift"})
+FORCED_S: Final = 5.0
+"""So long after a pod was deleted by force its device may be given away while its kubelet still has it."""
 _HOLD: Final = "migd.dev/hold"
 
 
@@ -80,15 +83,16 @@ class Strikes:
         if armed[1] > 1:
             return False
         del self.armed[who]
-        self.struck.add(f"{who.partition(' ')[0]} {when} {request.partition(' ')[0]}")
+        what = "eviction" if request.endswith("/eviction") else request.partition(" ")[0]
+        self.struck.add(f"{who.partition(' ')[0]} {when} {what}")
         return True
 
 
-class Acting:
+class Acting(Disrupting):
     """Carries out the acts of a tale. done: what was really done. gone: nodes that are not there any more."""
 
     def __init__(
-        self, tale: Tale, fleet: Fleet, weather: Weather, strikes: Strikes, disturbs: Callable[[str], None]
+        self, tale: Tale, fleet: Fleet, weather: Weather, strikes: Strikes, disturbs: Callable[[str, float], None]
     ) -> None:
         self.tale, self.fleet, self.cluster = tale, fleet, fleet.cluster
         self._disturbs = disturbs
@@ -108,7 +112,9 @@ class Acting:
         getattr(self, "_" + one.what.replace(" ", "_").replace("-", "_"))(dice, node)
         self.done.add(one.what)
         if one.what in _DISTURBING:
-            self._disturbs(node.name)
+            self._disturbs(node.name, 300.0)
+        if one.what in ("pod deleted", "pod replaced"):
+            self._disturbs(node.name, FORCED_S)
 
     def calm(self, dice: random.Random) -> None:
         """Nobody interferes any more; what is gone for good stays gone, and what an admin set stays set."""
@@ -117,9 +123,14 @@ class Acting:
         self.strikes.armed.clear()
         for node in self.fleet.nodes:
             node.host.clear_faults()
+        if self.tale.quiet and self.tale.steady:
+            return  # that they go is what is looked at
         for job in (*self.tale.jobs, *self._more_jobs):
             if job.lasts_s is not None or dice.random() < 0.5:
                 self.cluster.workloads.stop(job.name)
+        for pod in self.tale.lonely:
+            if dice.random() < 0.5:
+                self.cluster.delete("pods", pod["metadata"]["name"], "default")
 
     _more_jobs: tuple[Workload, ...] = ()
 

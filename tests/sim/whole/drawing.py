@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from migd.sim.cluster_faults import Chances
 from migd.sim.node_world import NodeSpec, Workload
+from whole.drains import DRAIN_ACTS, DRAIN_S, budgets, rules, services, unmanaged
 
 CUTS: Final[dict[str, tuple[dict[str, int], ...]]] = {
     "a30": ({"1g.6gb": 4}, {"2g.12gb": 2}, {"4g.24gb": 1}, {"2g.12gb": 1, "1g.6gb": 2}, {"1g.6gb": 2}),
@@ -17,7 +19,7 @@ CUTS: Final[dict[str, tuple[dict[str, int], ...]]] = {
 }
 """By model, layouts that it can be cut into."""
 HOPPER: Final = frozenset({"h100-sxm-80gb"})
-ACTS: Final[dict[str, int]] = {
+USUAL: Final[dict[str, int]] = {
     "edit": 6,
     "pause": 4,
     "delete": 2,
@@ -57,7 +59,8 @@ ACTS: Final[dict[str, int]] = {
     "xid": 1,
     "jobs": 3,
 }
-"""What may happen in a story, with how often."""
+"""What may happen in a story, with how often; in one that evicts also what is in DRAIN_ACTS."""
+ACTS: Final = frozenset(USUAL) | frozenset(DRAIN_ACTS)
 CALLS: Final = (
     "nvmlDeviceSetMigMode",
     "nvmlDeviceCreateGpuInstanceWithPlacement",
@@ -82,7 +85,8 @@ class Tale:
     """A whole story. quiet: nobody interferes, so that it must go exactly as the preview says.
 
     wish: instances of the first plan's only rule; None: MIG off. spec: more of the plan's spec. absent: nodes that join
-    later, if they do. chances: of troubles with the API server, all the time until it is calm.
+    later, if they do. chances: of troubles with the API server, all the time until it is calm. budgets: each with when
+    it goes, see `drains.budgets`. lonely: pods of no controller.
     """
 
     seed: int
@@ -93,10 +97,23 @@ class Tale:
     acts: tuple[Act, ...]
     absent: frozenset[str] = frozenset()
     chances: Chances = field(default_factory=lambda: Chances(0.0, 0.0))
+    budgets: tuple[tuple[dict[str, Any], float | None], ...] = ()
+    lonely: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def evicts(self) -> bool:
+        """Whether the plan evicts, as it is first."""
+        return bool(self.spec["disruption"]["policy"] == "Evict")
 
     @property
     def quiet(self) -> bool:
         return not self.acts and self.chances == Chances(0.0, 0.0)
+
+    @property
+    def steady(self) -> bool:
+        """Whether every pod stays until it is evicted, holds one device, and may go."""
+        plain = all(job.lasts_s is None and not job.spec and set(job.limits.values()) == {1} for job in self.jobs)
+        return self.evicts and plain and not self.lonely
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -125,13 +142,38 @@ def tale(seed: int) -> Tale:
             round(dice.choice((dice.uniform(0, 40), dice.uniform(0, 40), dice.uniform(0, 70))), 3)
             for _ in range(number)
         )
-        acts = tuple(Act(at, dice.choices(list(ACTS), list(ACTS.values()))[0], dice.getrandbits(32)) for at in times)
+        acts = tuple(Act(at, _one(dice, USUAL), dice.getrandbits(32)) for at in times)
         if dice.random() < 0.1:
             chances = Chances(0.03, 0.02)
         if nodes > 1 and any(act.what == "node joins" for act in acts):
             absent = frozenset({specs[-1].name})
     wish, spec = _wish(dice, [_model(s) for s in specs]), _spec(dice, specs)
-    return Tale(seed, specs, wish, spec, _jobs(dice, specs), acts, absent, chances)
+    found = Tale(seed, specs, wish, spec, _jobs(dice, specs), acts, absent, chances)
+    evicting = random.Random(f"evictions {seed}")
+    return _drained(evicting, found) if evicting.random() < 1 / 3 else found
+
+
+def _drained(dice: random.Random, story: Tale) -> Tale:
+    """The same story, of a plan that evicts: somebody holds what must go, and acts come while he does."""
+    acts = tuple(
+        replace(act, what=_one(dice, DRAIN_ACTS), at_s=round(dice.uniform(*dice.choice(DRAIN_S)), 3))
+        if dice.random() < 0.7
+        else act
+        for act in story.acts
+    )
+    jobs = services(dice, story.nodes, story.jobs) if dice.random() < 0.9 else story.jobs
+    return replace(
+        story,
+        spec={**story.spec, "disruption": rules(dice)},
+        jobs=jobs,
+        acts=tuple(sorted(acts, key=lambda act: act.at_s)),
+        budgets=budgets(dice, jobs),
+        lonely=unmanaged(dice, story.nodes),
+    )
+
+
+def _one(dice: random.Random, often: Mapping[str, int]) -> str:
+    return dice.choices(list(often), list(often.values()))[0]
 
 
 def _model(spec: NodeSpec) -> str:

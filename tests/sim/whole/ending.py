@@ -15,8 +15,8 @@ from migd.plans.wishes import Refused, Wish, resolve
 from migd.sim.node_documents import labels_of, running
 from migd.sim.node_world import SimNode
 from whole.acting import PLAN, Acting
-from whole.truth import GpuTruth, counts_of, offered, truth
-from whole.watching import Watching, ours_left, rule_of
+from whole.truth import GpuTruth, as_wished, offered, rule_of, truth
+from whole.watching import Watching, ours_left
 
 RESTING: Final = frozenset({"Idle", "Ready", "Blocked", "RebootRequired", "Held", "Lost", "WaitingForIdle", "Pending"})
 HOLD: Final = "migd.dev/hold"
@@ -50,21 +50,25 @@ def check(fleet: Fleet, watching: Watching, acting: Acting) -> list[str]:
         wrong += [f"{key} is left on {node.name}" for key in ours_left(document)]
         if node.name in acting.gone or not node.kubelet.up:
             continue
-        wrong += _of_node(fleet, acting, node, document)
+        wrong += _of_node(fleet, watching, acting, node, document)
     for name in PLANS:
         if fleet.plan(name):
             wrong += _of_plan(fleet, name, acting)
+            wrong += watching.evictions.counted(name, exactly=acting.tale.quiet)
     return wrong
 
 
-def _of_node(fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, Any]) -> list[str]:
+def _of_node(fleet: Fleet, watching: Watching, acting: Acting, node: SimNode, document: dict[str, Any]) -> list[str]:
     wrong, there, mine = [], truth(node), {one.name: one for one in fleet.partitions(node.name)}
     for gpu in there.values():
         one = mine.get(gpu.uuid.lower())
         if one is None:
             wrong.append(f"{node.name}: GPU {gpu.index} has no object")
         else:
-            wrong += [f"{node.name} GPU {gpu.index}: {why}" for why in _of_gpu(fleet, acting, node, document, one, gpu)]
+            wrong += [
+                f"{node.name} GPU {gpu.index}: {why}"
+                for why in _of_gpu(fleet, watching, acting, node, document, one, gpu)
+            ]
     lost = any(gpu.lost for gpu in there.values())
     ready = all(one.status.phase == "Ready" for one in mine.values())
     if not lost and node.name not in acting.odd and (ready or "drift" not in acting.done):
@@ -92,24 +96,31 @@ def _labels(node: SimNode, document: dict[str, Any], there: dict[str, GpuTruth],
 
 
 def _of_gpu(
-    fleet: Fleet, acting: Acting, node: SimNode, document: dict[str, Any], one: Partition, gpu: GpuTruth
+    fleet: Fleet,
+    watching: Watching,
+    acting: Acting,
+    node: SimNode,
+    document: dict[str, Any],
+    one: Partition,
+    gpu: GpuTruth,
 ) -> list[str]:
     phase, reason = one.status.phase, one.status.reason
     if gpu.lost:
         return [] if phase == "Lost" else [f"it is lost, and told to be {phase}"]
-    wrong = []
+    wrong = [f"it still asks for {pod.key} to go" for pod in one.status.victims]
     observed = one.status.observed
     if observed is not None and one.gpu is not None and one.gpu.layout != gpu.layout:
         wrong.append(f"{one.gpu.layout} is told, and there is {gpu.layout}")
     wish = _wish(one)
-    as_wished = wish is not None and _is(gpu, wish)
-    if phase == "Ready" and not as_wished:
+    if phase == "Ready" and not (wish is not None and as_wished(gpu, wish)):
         wrong.append(
             f"Ready, and there is {gpu.layout} for {one.spec.desired.summary if one.spec.desired else 'no wish'}"
         )
     if phase in ("Ready", "Idle"):
         return wrong + _transition(one, gpu)
-    if not _true(fleet, acting, node, document, one, gpu):
+    unknown = bool({"reload", "reboot", "drift"} & acting.done)  # pods whose devices are gone may hold any
+    maybe = _asking(fleet, node) if unknown else []
+    if not (watching.evictions.says_true(one, maybe) or _true(fleet, acting, node, document, one, gpu)):
         wrong.append(f"{phase} {reason} is not true: {one.status.message}")
     return wrong
 
@@ -119,10 +130,6 @@ def _wish(one: Partition) -> Wish | None:
         return None
     found = resolve(rule_of(one.spec.desired), one.gpu)
     return found if isinstance(found, Wish) else None
-
-
-def _is(gpu: GpuTruth, wish: Wish) -> bool:
-    return gpu.mig == wish.mig and counts_of(gpu.layout) == dict(wish.counts) and all(t.whole for t in gpu.there)
 
 
 def _transition(one: Partition, gpu: GpuTruth) -> list[str]:

@@ -29,6 +29,12 @@ def differing(preview: Mapping[str, Any], before: Mapping[str, GpuTruth], after:
     ]
 
 
+def uncounted(preview: Mapping[str, Any], accepted: int) -> list[str]:
+    """Where the preview counts other evictions than there were."""
+    said = (preview.get("totals") or {}).get("evict", 0)
+    return [] if said == accepted else [f"the preview said {said} evictions, and {accepted} were accepted"]
+
+
 def _said(group: Mapping[str, Any]) -> list[Done]:
     listed = (
         _counts({c["profile"]: c["count"] for c in group.get(key) or ()}) for key in ("keep", "destroy", "create")

@@ -14,7 +14,7 @@ from migd.sim.node_world import OverdueError
 from whole.acting import PLAN, Acting, Strikes, Weather, act_out
 from whole.drawing import Tale, tale
 from whole.ending import check, settled
-from whole.foretold import differing, everything
+from whole.foretold import differing, everything, uncounted
 from whole.watching import Watching
 
 END_S = 3600.0
@@ -47,7 +47,8 @@ def play(seed: int, story: Tale | None = None) -> Played:
 
 
 async def _play(story: Tale) -> Played:
-    weather, strikes, watching = Weather(story.seed, story.chances), Strikes(), Watching()
+    weather, strikes = Weather(story.seed, story.chances), Strikes()
+    watching = Watching(troubled=lambda: any(met.startswith("WatchTrouble") for met in weather.met))
     fleet = Fleet(
         story.nodes,
         story.seed,
@@ -72,11 +73,10 @@ async def _play(story: Tale) -> Played:
 
 
 async def _told(story: Tale, fleet: Fleet, watching: Watching, acting: Acting) -> list[str]:
-    for job in story.jobs:
-        fleet.cluster.run(job)
-    if story.jobs:
+    acting.begin()
+    if story.jobs or story.lonely:
         await asyncio.sleep(4)
-    if story.quiet:
+    if story.quiet or story.evicts:
         await asyncio.sleep(15)  # so that all is known of the GPUs when the preview is made
     before = everything(fleet)
     fleet.apply(_plan(story))
@@ -86,9 +86,14 @@ async def _told(story: Tale, fleet: Fleet, watching: Watching, acting: Acting) -
     except OverdueError as error:
         return [*check(fleet, watching, acting), f"it is never over: {str(error).partition(';')[0]}"]
     wrong = check(fleet, watching, acting)
-    if story.quiet and not story.jobs and not any(p.status.reason == "ResetRefused" for p in fleet.partitions()):
-        watching.reached.add("preview compared")
-        wrong += differing(watching.previewed, before, everything(fleet))
+    if story.quiet and not any(p.status.reason == "ResetRefused" for p in fleet.partitions()):
+        if not story.jobs and not story.lonely:
+            watching.reached.add("preview compared")
+            wrong += differing(watching.previewed, before, everything(fleet))
+        elif story.steady and all(p.status.phase == "Ready" for p in fleet.partitions()):
+            watching.reached.add("preview's evictions compared")
+            wrong += differing(watching.previewed, before, everything(fleet))
+            wrong += uncounted(watching.previewed, len(watching.evictions.accepted))
     at, rests = len(fleet.cluster.cluster.requests), _at_rest(fleet)
     await asyncio.sleep(REST_S if story.seed % 16 == 0 else 0)
     fleet.check()

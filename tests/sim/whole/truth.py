@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from migd.mig.geometry import GpuInstance, Layout
 from migd.mig.profiles import Placement
+from migd.plans.partitions import Desired
+from migd.plans.plan import GpuSelector, Rule
+from migd.plans.wishes import Wish
 from migd.sim.host import SimHost
 from migd.sim.machine import Gpu
 from migd.sim.node_plugin import device_of
@@ -80,6 +83,18 @@ def counts_of(layout: Layout) -> dict[str, int]:
     for one in layout.instances:
         found[one.profile] = found.get(one.profile, 0) + 1
     return found
+
+
+def as_wished(gpu: GpuTruth, wish: Wish) -> bool:
+    """Whether a GPU is as it should be."""
+    return gpu.mig == wish.mig and counts_of(gpu.layout) == dict(wish.counts) and all(t.whole for t in gpu.there)
+
+
+def rule_of(desired: Desired) -> Rule:
+    """A wish as the rule that it came from."""
+    if desired.mig == "Disabled":
+        return Rule(gpus=GpuSelector(every=True), mig="Disabled")
+    return Rule(gpus=GpuSelector(every=True), instances=desired.instances, allow_empty=desired.allow_empty)
 
 
 def offered(node: SimNode) -> dict[str, int]:

@@ -16,8 +16,7 @@ from migd.kube.owed import OWED, PAUSED
 from migd.mig.observed import SeenGpu
 from migd.mig.operations import Operation
 from migd.mig.transition import Refusal, transition
-from migd.plans.partitions import Desired, Partition, partition_of
-from migd.plans.plan import GpuSelector, Rule
+from migd.plans.partitions import Partition, partition_of
 from migd.plans.wishes import Wish, resolve
 from migd.sim.cluster import SimRequest
 from migd.sim.cluster_entries import Happened
@@ -25,7 +24,8 @@ from migd.sim.cluster_kinds import SimKind
 from migd.sim.node_documents import node_of, wants_of
 from migd.sim.node_world import SimNode
 from migd_operator.reconciling import NAMESPACE
-from whole.truth import GpuTruth, truth
+from whole.evicted import Evictions, stays
+from whole.truth import GpuTruth, rule_of, truth
 
 SETTLED_S: Final = 5.0
 """A pod that was bound so soon after the taint must not die of a pause."""
@@ -51,9 +51,11 @@ class Watching:
     closed: dict[str, Closed] = field(default_factory=dict)
     previewed: dict[str, Any] = field(default_factory=dict)  # the first preview of the first plan
     done: dict[str, set[str]] = field(default_factory=dict)  # node -> turns that it ended well
-    disturbed_s: dict[str, float] = field(default_factory=dict)  # node -> when its kubelet, plugin or power last went
+    disturbed_s: dict[str, float] = field(default_factory=dict)  # node -> until when pods may die for other reasons
     _held_since: dict[tuple[str, int], float] = field(default_factory=dict)
     _bound_s: dict[str, float] = field(default_factory=dict)
+    troubled: Callable[[], bool] = lambda: False
+    """Whether watches may have told late."""
     _user: str = ""
     _foreign: dict[str, str] = field(default_factory=dict)
 
@@ -61,14 +63,17 @@ class Watching:
         """From now on."""
         self.fleet = fleet
         self.cluster = fleet.cluster
+        self.evictions = Evictions(fleet, self.says, self.reached.add, self.troubled)
         self.cluster.cluster.listen(self._happened)
-        self.cluster.on_power(lambda name, _on: self.disturb(name, power=True))
+        self.cluster.on_power(lambda name, _on: self._powered(name))
 
-    def disturb(self, node: str, power: bool = False) -> None:
-        """A node's kubelet, device plugin or power goes: pods may die of that for a while."""
-        self.disturbed_s[node] = self.now_s()
-        if power:
-            self.disturbed_s[f"power {node}"] = self.now_s()
+    def disturb(self, node: str, for_s: float) -> None:
+        """A node's kubelet, device plugin or power goes, or a pod by force: pods may die of that for so long."""
+        self.disturbed_s[node] = max(self.disturbed_s.get(node, 0.0), self.now_s() + for_s)
+
+    def _powered(self, node: str) -> None:
+        self.disturb(node, 300.0)
+        self.disturb(f"power {node}", 600.0)
 
     def now_s(self) -> float:
         return self.cluster.stage.now_s()
@@ -83,6 +88,7 @@ class Watching:
     def policy(self, request: SimRequest) -> str:
         """Nobody is refused; who writes is remembered until the write is heard of."""
         self._user = request.user
+        self.evictions.asked(request)
         if request.writes and request.user.startswith("migd-operator") and request.resource not in ("leases", "events"):
             lease = self.cluster.get("leases", "migd-operator", NAMESPACE)
             holder = ((lease or {}).get("spec") or {}).get("holderIdentity", "")
@@ -125,6 +131,7 @@ class Watching:
             case "gpupartitions":
                 self._partition(happened)
             case "gpupartitionplans":
+                self.evictions.plan(happened)
                 status = happened.after.document.get("status") or {}
                 if not self.previewed and "preview" in status:
                     self.previewed.update(status["preview"])
@@ -139,6 +146,7 @@ class Watching:
             if before != after:
                 self.says(f"{self._user} changed foreign keys of {name}: {before} to {after}")
         is_closed = not happened.deleted and _tainted(happened.after.document)
+        self.evictions.node(name, is_closed)
         if is_closed and name not in self.closed:
             self._closes(name, happened.after.document)
         elif not is_closed and name in self.closed:
@@ -156,7 +164,7 @@ class Watching:
         turn = str(json.loads(owed)["turn"])
         self.closed[name] = Closed(turn, self.now_s())
         self.reached.add("closed")
-        if self.now_s() - self.disturbed_s.get(f"power {name}", -1e9) < 600:
+        if self.now_s() < self.disturbed_s.get(f"power {name}", 0.0):
             return  # after a reboot a node is closed at once
         if turn:
             self._within_limits()
@@ -196,6 +204,7 @@ class Watching:
         if one.spec.desired.foreign_instances == "Refuse" and gpu.layout.instances - one.owned:
             return ""  # it is set apart where somebody else's are in the way, and stops no other GPU
         old = {t.instance: t.held for t in gpu.there if t.held and self._long_held(gpu.uuid, t.serial)}
+        old = {instance: stay for instance, held in old.items() if (stay := self._staying(one, held))}
         wish = resolve(rule_of(one.spec.desired), seen)
         if not isinstance(wish, Wish):
             return ""
@@ -206,6 +215,26 @@ class Watching:
             return ", ".join(f"{i} by {old[i]}" for i in found.blocked_by)
         return ""
 
+    def _staying(self, one: Partition, held: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of the holders who may not be evicted for this wish, each with why; processes are their pods'."""
+        assert one.spec.desired is not None
+        how = one.spec.desired.disruption
+        if how.policy != "Evict":
+            return held
+        pods = [holder for holder in held if not holder.startswith("pid ")]
+        if not pods:
+            return held
+        if self.evictions.is_spent(one):
+            return tuple(f"{pod} (nobody is evicted for it again)" for pod in pods)
+        protect = None if how.protect is None else {"matchLabels": how.protect.match_labels}
+        said = {"policy": "Evict", "protect": protect, "allow": how.allow}
+        found = []
+        for pod in pods:
+            document = self.cluster.get("pods", pod.partition("/")[2], pod.partition("/")[0])
+            why = stays(document, said) if document is not None else ""
+            found += [f"{pod} ({why})"] if why else []
+        return tuple(found)
+
     def _long_held(self, uuid: str, serial: int) -> bool:
         return self.now_s() - self._held_since.get((uuid, serial), self.now_s()) >= OLD_S
 
@@ -214,6 +243,7 @@ class Watching:
         node, uid = node_of(document), document["metadata"]["uid"]
         if not node:
             return
+        self.evictions.pod(happened)
         self._held(self.cluster.node(node))
         if uid not in self._bound_s:
             self._bound_s[uid] = self.now_s()
@@ -230,7 +260,7 @@ class Watching:
     def _died(self, node: str, uid: str, name: str) -> None:
         self.reached.add("pod dies")
         closed = self.closed.get(node)
-        if closed is None or self.now_s() - self.disturbed_s.get(node, -1e9) < 300:
+        if closed is None or self.now_s() < self.disturbed_s.get(node, 0.0):
             return
         bound_s = self._bound_s[uid]
         if bound_s <= closed.since_s + SETTLED_S:
@@ -248,6 +278,7 @@ class Watching:
     def _partition(self, happened: Happened) -> None:
         if happened.deleted:
             return
+        self.evictions.partition(happened)
         status = happened.after.document.get("status") or {}
         phase = status.get("phase", "")
         self.reached.add(f"phase {phase}")
@@ -319,13 +350,6 @@ class _WatchedReset(Reset):
     def reset(self, gpu_uuid: str) -> None:
         self._watching.reached.add("effect ResetGpu")
         self._watching.around(self._node, "reset", lambda: self._reset.reset(gpu_uuid))
-
-
-def rule_of(desired: Desired) -> Rule:
-    """A wish as the rule that it came from."""
-    if desired.mig == "Disabled":
-        return Rule(gpus=GpuSelector(every=True), mig="Disabled")
-    return Rule(gpus=GpuSelector(every=True), instances=desired.instances, allow_empty=desired.allow_empty)
 
 
 def _tainted(node: dict[str, Any]) -> bool:

@@ -238,6 +238,35 @@ def test_an_edit_of_the_plan_makes_a_new_drain() -> None:
     assert (node.evicted, node.phases()) == (["p"], ["Ready"])
 
 
+def half_drained() -> ToyNode:
+    """A node of which one pod has gone, and the other is held by a budget."""
+    node = ready()
+    node.run_pod("held", ONE, 0, "1g@0", budget="keep-two")
+    node.run_pod("gone", ONE, 0, "1g@2")
+    edit(node, "bbbbbbbb", {0: ["2x2g.12gb"]})
+    until(node, lambda: node.evicted == ["gone"] and not node.pods.get("gone"))
+    node.step()
+    return node
+
+
+def test_an_edit_in_the_middle_of_a_drain_makes_a_new_one() -> None:
+    node = half_drained()
+    edit(node, "cccccccc", {0: ["1x4g.24gb"]}, generation=3)
+    node.pods["held"].budget = ""
+    node.run(900)
+    assert (node.evicted, node.phases()) == (["gone", "held"], ["Ready"])
+
+
+def test_a_turn_that_is_taken_back_in_the_middle_of_a_drain_and_given_again_makes_none() -> None:
+    node = half_drained()
+    node.withdraw()
+    node.pods["held"].budget = ""
+    node.run(60)
+    edit(node, "cccccccc", {0: ["2x2g.12gb"]})
+    node.run(5000)
+    assert (node.evicted, node.reasons(), node.closed) == (["gone"], ["EvictionBudget"], False)
+
+
 def test_another_turn_of_the_same_generation_makes_none() -> None:
     node = blocked_by_a_budget()
     until(node, lambda: status(node).phase == "Blocked")

@@ -77,6 +77,7 @@ works = st.builds(
     accepted=st.dictionaries(st.text(max_size=5), layouts, max_size=2),
     victims=st.dictionaries(st.text(max_size=5), pods, max_size=2),
     asked=pods,
+    asked_for=st.lists(st.text(max_size=8), max_size=2).map(tuple),
     gone_s=st.none() | st.floats(0, 1e9),
     spent=st.lists(st.text(max_size=8), max_size=2).map(tuple),
     spent_why=st.none() | causes,

@@ -124,6 +124,13 @@ def test_a_pod_that_a_budget_holds_gives_its_place_to_one_that_needs_it_and_to_n
     assert (asked(unknown), unknown.counts["uid-plan"]) == ({"a": False}, counted(0, "a")), "it may be evicted already"
 
 
+def test_a_pod_that_is_not_called_any_more_gives_its_place_back():
+    plan = evicts(maxEvictions=2, counted=counted(2, "a", "b"))
+    found = decided([drained(victims="ab")], plan, answers={"a": held(), "b": FIT})
+    assert (asked(found), found.counts["uid-plan"]) == ({}, counted(2))
+    assert reasons(found) == {"a": "EvictionBudget", "b": "EvictionBudget"}
+
+
 def test_no_more_are_pending_than_the_definition_takes():
     uids = [f"u{k:03}" for k in range(256)]
     gpus = [drained(victims=uids), drained(index=1, victims=["v"])]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.migd_operator.fleets import HALVES, fleet, gpu, node, plan, turn
+from unit.migd_operator.fleets import HALVES, board_of_a100, fleet, gpu, node, plan, turn
 
+from migd.mig.table import table_of
 from migd.plans.partitions import Partition, partition_document, partition_of, written
 from migd.plans.statuses import PlanPreview, Totals
 from migd_operator.facts import APPROVED, Fleet
@@ -46,6 +47,61 @@ def test_what_is_in_use_blocks_under_wait_for_idle_and_is_counted_under_evict():
     assert (evicts.groups[0].reason, evicts.totals.blocked, evicts.totals.evict) == (None, 0, 1)
     foreign = preview(fleet([plan()], [node()], [gpu(layout="7g.80gb", foreign=True)]))
     assert foreign.groups[0].reason == "ForeignInstances"
+
+
+LAYOUTS = ["7g.80gb", "3g.40gb 3g.40gb", "4g.40gb 2g.20gb 1g.10gb", "3g.40gb 2g.20gb 1g.10gb", "2g.20gb 1g.10gb"]
+WISHES = [
+    HALVES,
+    [{"profile": "1g.10gb", "count": 4}, {"profile": "3g.40gb", "count": 1}],
+    [{"profile": "2g.20gb", "count": 3}],
+    [{"profile": "3g.40gb", "count": 1}],
+    [{"profile": "1g.10gb", "count": 7}],
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(LAYOUTS), st.sampled_from(WISHES), st.data())
+def test_the_fewest_instances_in_use_go_that_any_layout_of_the_wish_needs(
+    layout: str, wish: list[dict[str, object]], data: st.DataObject
+):
+    there = gpu(layout=layout).owned
+    busy = data.draw(st.sets(st.sampled_from(sorted(there, key=str))))
+    one = gpu(layout=layout, busy=[str(i) for i in busy])
+    found = preview(fleet([plan(instances=wish, disruption={"policy": "Evict"})], [node()], [one])).totals
+    table = table_of(board_of_a100())
+    counts = tuple(sorted((str(w["profile"]), int(str(w["count"]))) for w in wish))
+    used = table.bits_of(busy)
+    assert used is not None
+    fewest = min((used & ~layout.bits).bit_count() for layout in table.with_counts(counts))
+    assert found.evict == fewest
+    assert (found.blocked, found.refused) == (0, 0)
+    assert found.destroy + found.keep == len(there)
+    assert found.create + found.keep == sum(number for _, number in counts)
+    assert found.destroy >= found.evict
+
+
+def test_who_holds_a_gpu_as_a_whole_goes_for_a_change_of_mode_and_instances_of_others_stay():
+    evicts = {"disruption": {"policy": "Evict"}}
+    document = partition_document(gpu(layout=None))
+    document["status"]["observed"]["busy"] = True
+    whole = partition_of(document)
+    assert preview(fleet([plan()], [node()], [whole])).groups[0].reason == "InUse"
+    found = preview(fleet([plan(**evicts)], [node()], [whole]))
+    assert (found.totals.evict, found.totals.blocked, found.groups[0].mode_change) == (1, 0, "Enable")
+    off = gpu(layout="3g.40gb 3g.40gb", busy=["3g.40gb@0"])
+    assert preview(fleet([plan(instances=None, **evicts)], [node()], [off])).totals.evict == 1
+    foreign = gpu(layout="7g.80gb", busy=["7g.80gb@0"], foreign=True)
+    found = preview(fleet([plan(**evicts)], [node()], [foreign]))
+    assert (found.totals.evict, found.groups[0].reason) == (0, "ForeignInstances")
+
+
+def test_an_approval_lapses_when_more_must_go_and_not_when_fewer_do():
+    spec = {"disruption": {"policy": "Evict"}, "approval": "Manual"}
+    idle, busy = gpu(layout="7g.80gb"), gpu(layout="7g.80gb", busy=["7g.80gb@0"])
+    asking = plan(**spec)
+    few, many = (preview(fleet([asking], [node()], [one])) for one in (idle, busy))
+    assert not approved(replace(asking, annotations={APPROVED: few.digest}), many)
+    assert approved(replace(asking, annotations={APPROVED: many.digest}), few)
 
 
 def test_modes_and_resets_are_told():
