@@ -147,8 +147,13 @@ class Evictor:
                 return replace(plain, reason="NoPermission", again_s=now_s + PERSON_S)
             case UnavailableError():
                 self._counted("busy")
-                # one that was only too many is not done; of any other nobody knows
-                return replace(self._busy(plain, error), spent=error.code != 429)
+                if error.code == 429:  # one that was only too many: it is not done, and no other would be
+                    return self._busy(plain, error)
+                # of any other nobody knows whether it was done; what is in its way may be in no other's
+                wait_s = max(error.retry_after_s, BUDGET_S)
+                message = f"the call for its eviction failed and is made again in {wait_s:g} s: {error.said}"
+                again_s = self._now_s() + wait_s
+                return replace(plain, reason="Waiting", message=message, again_s=again_s, spent=True)
             case _:
                 self._counted("refused")
                 return replace(plain, reason="DrainBlocked", again_s=now_s + PERSON_S)

@@ -87,6 +87,7 @@ def evictions_of(drains: Iterable[Drain], fleet: Fleet) -> Evictions:
         due = [uid for uid in drain.needed if uid in callable_now]
         _reserve({plan: [u for u in due if plan in drain.plans[u]] for plan in ledgers}, ledgers)
         asks += [drain.ask(u, call=True) for u in due if all(u in ledgers[plan].pending for plan in drain.plans[u])]
+    asks.sort(key=lambda ask: _unanswered(fleet.answers.get(ask.pod.uid)))  # these may take long, and hold up no other
     return Evictions(
         counts={uid: ledger.written() for uid, ledger in ledgers.items()},
         closed=closed,
@@ -217,6 +218,11 @@ def _counted(plan: PlanFacts, uid: str) -> bool:
 def _going(partition: Partition) -> set[str]:
     """The pods of which it is told that they go or are gone: nobody asks for those again."""
     return {one.pod_uid for one in partition.status.evictions if one.reason is None}
+
+
+def _unanswered(answer: Answer | None) -> bool:
+    """Whether the last call for a pod was not answered, or not well."""
+    return answer is not None and answer.reason == "Waiting"
 
 
 def _unspent(answer: Answer | None) -> bool:

@@ -145,6 +145,7 @@ def test_b100_a_call_that_never_returns_holds_up_its_own_node_which_says_so_and_
         await fleet.until(lambda: {p.status.phase for p in fleet.partitions("node-b")} == {"Ready"}, 600)
         await fleet.until(lambda: reason(fleet, "node-a") == ("Blocked", "DrainTimeout"), 600)
         assert set(evicted(fleet)).isdisjoint(on_a)
+        assert "no answer within" in drained(fleet, "node-a")[2]
         await fleet.until(lambda: clean(fleet))
         assert layouts(fleet, "node-a") == [{"2g.12gb": 1}]
 

@@ -89,6 +89,9 @@ def waiting_for(work: NodeWork, view: View, judged: Judged) -> Cause:
     held = [(pod, said[pod.uid]) for pod in asked if pod.uid in said and said[pod.uid].reason == "DrainBlocked"]
     if held:
         return Cause("DrainBlocked", _named(f"pod {pod.key} is not evicted: {_held_by(one)}" for pod, one in held))
+    late = [(pod, said[pod.uid].message) for pod in asked if pod.uid in said and said[pod.uid].reason is not None]
+    if late:
+        return Cause("Waiting", _named(f"pod {pod.key} is not evicted yet: {why}" for pod, why in late))
     if asked:
         return Cause("Waiting", f"pods are evicted: {_named(pod.key for pod in asked)}")
     going = judged.going.leaving if judged.going is not None else ()
