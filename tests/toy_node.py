@@ -35,6 +35,7 @@ from migd.kube.nodes import TAINT, Node, Taint
 from migd.kube.pods import Pod
 from migd.kube.stored import Stored
 from migd.kubelet.ports import PodDevices
+from migd.mig.boards import Board
 from migd.mig.geometry import Geometry, GpuInstance, Layout
 from migd.mig.observed import Holder, MigMode, SeenComputeInstance, SeenGpu, SeenInstance
 from migd.mig.operations import (
@@ -46,7 +47,7 @@ from migd.mig.operations import (
     ResetGpu,
     SetMode,
 )
-from migd.plans.partitions import Partition, partition_of
+from migd.plans.partitions import EvictionDoc, Partition, partition_of
 
 BOARD = board("a30")
 START = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -62,7 +63,8 @@ class Crash(Exception):  # noqa: N818
 
 @dataclass
 class ToyGpu:
-    """A GPU. made: by instance, the serial number of its creation. used: instances that a process is on.
+    """A GPU. made: by instance, the serial number of its creation. used: instances that a process is on; in
+    which container, or else on the host: `containers`.
 
     resets: a mode change takes a reset, which nothing here can do.
     """
@@ -73,11 +75,13 @@ class ToyGpu:
     made: dict[GpuInstance, int] = field(default_factory=dict)
     bare: set[GpuInstance] = field(default_factory=set)
     used: set[GpuInstance] = field(default_factory=set)
+    containers: dict[GpuInstance, str] = field(default_factory=dict)
     whole_used: bool = False
     refuses: dict[type, Cause] = field(default_factory=dict)
     lost: bool = False
     trouble: str = ""
     resets: bool = False
+    board: Board = BOARD
 
     def ids(self) -> dict[str, GpuInstance | None]:
         """By device id, what a plugin that starts now would offer."""
@@ -94,17 +98,22 @@ class ToyGpu:
                 serial % 7,
                 () if i in self.bare else (SeenComputeInstance(0, True, f"MIG-{self.index}-{serial}"),),
                 i in self.used,
-                (Holder(4242, "python train.py"),) if i in self.used else (),
+                (Holder(4242, "python train.py", self.containers.get(i, "")),) if i in self.used else (),
             )
             for i, serial in sorted(self.made.items())
         )
         return SeenGpu(self.uuid, self.index, "NVIDIA A30", "0x20B710DE", 24576, MigMode(self.mig, self.mig),
-                       not self.resets, BOARD, found, self.whole_used, trouble=self.trouble)  # fmt: skip
+                       not self.resets, self.board, found, self.whole_used, trouble=self.trouble)  # fmt: skip
 
 
 @dataclass
 class ToyPod:
-    """A pod. app: a GPU client's; "" for a workload, which wants one of `resource` and holds `device` once admitted."""
+    """A pod. app: a GPU client's; "" for a workload, which wants one of `resource` and holds `device` once admitted.
+
+    more: other devices that it holds. owner: kind of its controller. budget: a PodDisruptionBudget that does not allow
+    its eviction. grace_s: how long it takes to end; None: it never does. again: its controller makes another one once
+    it is evicted.
+    """
 
     name: str
     uid: str
@@ -112,9 +121,21 @@ class ToyPod:
     resource: str = ""
     phase: str = "Pending"
     device: str = ""
+    more: tuple[str, ...] = ()
     deleting: bool = False
     bound: bool = True
     began_s: float = 0.0
+    owner: str = "Job"
+    labels: dict[str, str] = field(default_factory=dict)
+    tolerates: bool = False
+    empty_dir: bool = False
+    budget: str = ""
+    grace_s: float | None = 2.0
+    again: bool = False
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return (self.device, *self.more) if self.device else ()
 
 
 class ToyNode:
@@ -156,6 +177,9 @@ class ToyNode:
         self.operations: list[Operation] = []
         self.effects: list[Effect] = []
         self.wrong: list[str] = []
+        self.evicted: list[str] = []
+        self.evictions_left: int | None = None
+        self.operator_answers = True
         self._daemons()
         self.pass_time(20.0)
 
@@ -187,6 +211,7 @@ class ToyNode:
                     "summary": " ".join(wanted or ()) or "MIG off",
                     "mig": "Disabled" if wanted is None else "Enabled",
                     "instances": [{"profile": name, "count": int(count)} for count, name in split],
+                    "allowEmpty": wanted == [],
                     "plan": {"name": "p", "uid": "uid-p", "generation": 1},
                     "disruption": {"policy": "WaitForIdle", "timeout": "10m"},
                     **more,
@@ -300,10 +325,69 @@ class ToyNode:
         self.pods[name] = ToyPod(name, name, "", resource, bound=False, began_s=seconds)
         self._schedule()
 
+    def run_pod(self, name: str, resource: str, gpu: int, instance: str = "", **more: Any) -> ToyPod:
+        """A pod that runs for good, on this instance (as 1g@0) of this GPU; "" for the GPU as a whole."""
+        there = self.gpus[gpu].ids()
+        goal = next(iter(made(instance)), None) if instance else None
+        device = next(device for device, what in there.items() if what == goal)
+        pod = self.pods[name] = ToyPod(name, name, "", f"nvidia.com/{resource}", "Running", device, **more)
+        self.changes += 1
+        return pod
+
+    def operate(self) -> None:
+        """What the operator does: evict the victims that it may, and answer for the others."""
+        for name, partition in self.partitions.items():
+            said = {one.pod_uid: one for one in partition.value.status.evictions}
+            found = tuple(self._evict(victim.uid, said) for victim in partition.value.status.victims)
+            if self.operator_answers and found != partition.value.status.evictions:
+                status = partition.value.status.model_copy(update={"evictions": found})
+                self.partitions[name] = replace(partition, value=partition.value.model_copy(update={"status": status}))
+                self.changes += 1
+
+    def _evict(self, uid: str, said: dict[str, EvictionDoc]) -> EvictionDoc:
+        pod = self.pods.get(uid)
+        if pod is not None and not pod.deleting and pod.budget:
+            return self._answer(uid, 429, "DrainBlocked", (pod.budget,), "Cannot evict pod")
+        if pod is not None and not pod.deleting and self.evictions_left == 0:
+            return self._answer(uid, None, "EvictionBudget", (), "the plan's maxEvictions are used up")
+        if pod is not None and not pod.deleting:
+            self.evictions_left = None if self.evictions_left is None else self.evictions_left - 1
+            self.evicted.append(pod.name)
+            self.delete(pod)
+        return said.get(uid) or self._answer(uid, 201, None, (), "")
+
+    @staticmethod
+    def _answer(uid: str, code: int | None, reason: Any, budgets: tuple[str, ...], message: str) -> EvictionDoc:
+        return EvictionDoc(
+            pod_uid=uid, code=code, reason=reason, pod_disruption_budgets=budgets, message=message, at=START
+        )
+
+    def delete(self, pod: ToyPod) -> None:
+        """A pod ends within its grace."""
+        pod.deleting = True
+        self.changes += 1
+        if pod.grace_s is not None:
+            self.after(pod.grace_s, lambda: self._ended(pod))
+
+    def _ended(self, pod: ToyPod) -> None:
+        gpu, instance = self._where(pod.device)
+        if gpu is not None and instance is not None:
+            gpu.used.discard(instance)
+        if self.pods.get(pod.uid) is pod:
+            del self.pods[pod.uid]
+            if pod.again:
+                name = f"{pod.name}+"
+                self.pods[name] = replace(pod, name=name, uid=name, phase="Pending", device="", deleting=False,
+                                          bound=False, began_s=1e9)  # fmt: skip
+            self.changes += 1
+            self.after(0.5, self._schedule)
+
     def _schedule(self, blind_s: float = 0.0) -> None:
-        if self.cordoned or (self.closed and blind_s == 0):
+        if self.cordoned:
             return
         for pod in [p for p in self.pods.values() if not p.bound]:
+            if self.closed and blind_s == 0 and not pod.tolerates:
+                continue
             taken = sum(
                 p.bound and p.resource == pod.resource and p.phase in ("Pending", "Running") for p in self.pods.values()
             )
@@ -314,23 +398,29 @@ class ToyNode:
                 self.after(late_s, lambda pod=pod: self._admit(pod))  # type: ignore[misc]
 
     def _admit(self, pod: ToyPod) -> None:
-        held = {p.device for p in self.pods.values() if p.phase == "Running"}
+        if self.pods.get(pod.uid) is not pod:
+            return  # deleted before the kubelet came to it
+        held = {device for p in self.pods.values() if p.phase == "Running" for device in p.devices}
         free = sorted(d for d, (resource, _) in self.offers.items() if resource == pod.resource and d not in held)
         self.changes += 1
         if not free:
             pod.phase = "Failed"
-            if not any(p.app == "device-plugin" and p.phase == "Running" for p in self.pods.values()):
+            served = any(p.app == "device-plugin" and p.phase == "Running" for p in self.pods.values())
+            if not served and not pod.tolerates:  # nothing keeps such a pod away until the kubelet shows 0
                 self.wrong.append(f"{pod.name} was bound and killed while the plugin was paused")
             return
         pod.device, pod.phase = free[0], "Running"
         gpu, instance = self._where(pod.device)
         if gpu is not None and instance is not None and self.random.random() < 0.5:
             gpu.used.add(instance)  # the others hold a device and do nothing with it
+            gpu.containers[instance] = pod.uid
         self.after(pod.began_s, lambda: self.finish(pod.name))
 
     def finish(self, name: str) -> None:
         """A workload ends."""
-        pod = self.pods[name]
+        pod = self.pods.get(name)
+        if pod is None:
+            return  # evicted before that
         pod.phase = "Succeeded"
         gpu, instance = self._where(pod.device)
         if gpu is not None and instance is not None:
@@ -351,9 +441,9 @@ class ToyNode:
         node = Node(labels, self.taints, self.cordoned, True, allocatable, bool(self.annotations))
         pods = tuple(self._pod(p) for p in sorted(self.pods.values(), key=lambda p: p.name) if p.bound)
         devices = tuple(
-            PodDevices("ml", p.name, p.resource, (p.device,))
+            PodDevices("ml", p.name, p.resource, p.devices)
             for p in self.pods.values()
-            if p.phase == "Running" and p.device
+            if p.phase == "Running" and p.devices
         )
         return NodeSeen(
             boot_id=self.boot,
@@ -374,8 +464,9 @@ class ToyNode:
             {"name": "nvidia-device-plugin-ds"} if app and self.install != "Operator" else {"app": app} if app else {}
         )
         gpus = ((pod.resource, 1),) if pod.resource else ()
-        value = Pod("n1", pod.phase, labels, gpus, False, self.daemons_owner if app else "Job", False, False, ("c",),
-                    tolerates=self.install == "Tolerant" and bool(app))  # fmt: skip
+        value = Pod("n1", pod.phase, labels or pod.labels, gpus, False, self.daemons_owner if app else pod.owner, False,
+                    pod.empty_dir, ("c",), (pod.uid,),
+                    tolerates=(self.install == "Tolerant" and bool(app)) or pod.tolerates)  # fmt: skip
         return Stored(pod.name, "gpu-operator" if app else "ml", pod.uid, "1", 0, pod.deleting, {}, {}, value)
 
     def step(self, crash: Callable[[str], None] = lambda where: None) -> Effect | None:
@@ -422,10 +513,12 @@ class ToyNode:
             before = old.value.status
             operators = tuple(c for c in before.conditions if c.type in ("Assigned", "AgentAlive"))
             agents = tuple(c for c in before.conditions if c not in operators)
-            if status != before.model_copy(update={"conditions": agents}):
+            if status != before.model_copy(update={"conditions": agents, "evictions": ()}):
                 self.status_writes += 1
                 self.writes[name] = self.now_s
-                both = status.model_copy(update={"conditions": operators + status.conditions})
+                conditions = operators + status.conditions
+                both = status.model_copy(update={"conditions": conditions, "evictions": before.evictions})
+                self.after(0.5, self.operate)
                 self.partitions[name] = replace(old, value=old.value.model_copy(update={"status": both}))
         for key, value in now.labels.items():
             assert key.startswith("migd.dev/")
@@ -486,7 +579,7 @@ class ToyNode:
         refused = gpu.refuses.get(type(effect))
         if refused is not None:
             return refused
-        held = {p.device for p in self.pods.values() if p.phase == "Running"}
+        held = {device for p in self.pods.values() if p.phase == "Running" for device in p.devices}
         match effect:
             case DestroyComputeInstances(instance=i) | DestroyGpuInstance(instance=i):
                 used = i in gpu.used or any(gpu.ids().get(device) == i for device in held)

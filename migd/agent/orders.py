@@ -32,12 +32,12 @@ class Order:
     on_failure: Literal["Rollback", "Hold"] = "Rollback"
     wait_until_s: float | None = None
 
-    def plan(self, gpu: SeenGpu, owned: Geometry) -> GpuPreview:
-        """What this order would do to one GPU as it is now."""
+    def plan(self, gpu: SeenGpu, owned: Geometry, freed: Geometry = EMPTY) -> GpuPreview:
+        """What this order would do to one GPU as it is now. freed: instances in use that are to be free by then."""
         goal = self.goals[gpu.uuid]
         if isinstance(goal, Layout):
             return plan_layout(gpu, goal, owned, self.foreign)
-        return plan_gpu(gpu, resolve(goal, gpu), owned, self.foreign)
+        return plan_gpu(gpu, resolve(goal, gpu), owned, self.foreign, freed)
 
     def plans(self, gpus: Iterable[SeenGpu], owned: Mapping[str, Geometry]) -> dict[str, GpuPreview]:
         """What this order would do to each of its GPUs that is there, by index."""

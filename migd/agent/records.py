@@ -8,8 +8,11 @@ from typing import Final, Literal
 
 from migd.mig.geometry import EMPTY, Geometry, Layout
 
-VERSION: Final = 2
-"""Of the record's form on disk. Version 1 had no node's part. A newer one is refused, never guessed at."""
+VERSION: Final = 3
+"""Of the record's form on disk. A newer one is refused, never guessed at.
+
+Version 1 had no node's part, version 2 no drain in it.
+"""
 
 Phase = Literal["Ready", "Blocked", "RebootRequired", "Failed", "Held", "Lost"]
 """How one GPU stands at rest after an order, in the API's closed list."""
@@ -123,8 +126,9 @@ class GpuRecord:
 _NOTHING: Final = GpuRecord()
 
 Stage = Literal[
-    "Rest", "Waiting", "Closing", "Settling", "Pausing", "Applying", "Refreshing", "Opening", "Verifying", "Backing"
-]
+    "Rest", "Waiting", "Closing", "Draining", "Settling", "Pausing",
+    "Applying", "Refreshing", "Opening", "Verifying", "Backing",
+]  # fmt: skip
 """Where a node's transaction is. From Closing on the node may be closed, from Applying on hardware may be changed."""
 
 PauseKind = Literal["", "Labels", "Pods", "None"]
@@ -141,6 +145,20 @@ class StepTime:
     milliseconds: int | None = None
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class PodRef:
+    """A pod that is asked to go. Another one may get its name: the uid tells them apart."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def key(self) -> str:
+        """For people: namespace/name."""
+        return f"{self.namespace}/{self.name}"
+
+
 @dataclass(frozen=True, slots=True)
 class NodeWork:
     """A cluster node's transaction: the one under way, or how the last one ended. Times are on the clock of the boot.
@@ -155,6 +173,10 @@ class NodeWork:
     is not asked again before; denied: what it said. at_once: close first, then look: the machine
     was rebooted. before, after: layouts of the GPUs that the transaction changes, for people. accepted: the layouts
     that the node has from its last wish, to come back to after a reboot.
+    victims: while it drains, the pods that must go, by GPU UUID. asked: all that were asked to go in this attempt;
+    gone_s: since when none of them is there any more. stuck_s: since when nobody that is waited for is going.
+    spent: the wishes, as `spent_key` names them, for which pods were evicted in vain, or could not be: for these nobody
+    is evicted again. spent_why: what came of it.
     """
 
     turn: str = ""
@@ -184,6 +206,12 @@ class NodeWork:
     before: Mapping[str, str] = field(default_factory=dict)
     after: Mapping[str, str] = field(default_factory=dict)
     accepted: Mapping[str, Layout] = field(default_factory=dict)
+    victims: Mapping[str, tuple[PodRef, ...]] = field(default_factory=dict)
+    asked: tuple[PodRef, ...] = ()
+    gone_s: float | None = None
+    stuck_s: float | None = None
+    spent: tuple[str, ...] = ()
+    spent_why: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from migd.agent.records import (
     GpuRecord,
     NodeWork,
     Outcome,
+    PodRef,
     Record,
     Stage,
     StepTime,
@@ -102,8 +103,8 @@ def decode(text: str) -> Record:
     found = body.get("version") if isinstance(body, dict) else None
     if isinstance(found, int) and found > VERSION:
         raise NewerError(f"version {found}, which a newer migd wrote; this one reads version {VERSION}")
-    if found not in (1, VERSION):
-        raise ValueError(f"its version is {found!r}; this migd reads versions 1 and {VERSION}")
+    if found not in range(1, VERSION + 1):
+        raise ValueError(f"its version is {found!r}; this migd reads versions 1 to {VERSION}")
     gpus = {uuid: _gpu_in(gpu) for uuid, gpu in body["gpus"].items()}
     return Record(body["bootId"], body["orderId"], gpus, _node_in(None if found == 1 else body["node"]))
 
@@ -131,7 +132,7 @@ def _gpu_in(body: dict[str, Any]) -> GpuRecord:
     )
 
 
-def _flat(value: Cause | Outcome | AwaitingReboot | StepTime) -> dict[str, Any]:
+def _flat(value: Cause | Outcome | AwaitingReboot | StepTime | PodRef) -> dict[str, Any]:
     """The fields of a value by name, as they are: unlike `asdict`, which copies them deeply at every save."""
     return {name: getattr(value, name) for name in value.__slots__}
 
@@ -169,7 +170,7 @@ def _transaction_in(body: dict[str, Any] | None) -> Transaction | None:
     )
 
 
-_CAUSES: Final = ("why", "refresh", "unadvertised", "denied")
+_CAUSES: Final = ("why", "refresh", "unadvertised", "denied", "spent_why")
 
 
 def _node_out(work: NodeWork | None) -> dict[str, Any] | None:
@@ -182,6 +183,9 @@ def _node_out(work: NodeWork | None) -> dict[str, Any] | None:
         "before": dict(work.before),
         "after": dict(work.after),
         "accepted": {uuid: _layout_out(layout) for uuid, layout in work.accepted.items()},
+        "victims": {uuid: [_flat(pod) for pod in pods] for uuid, pods in work.victims.items()},
+        "asked": [_flat(pod) for pod in work.asked],
+        "spent": list(work.spent),
     }
 
 
@@ -197,7 +201,16 @@ def _node_in(body: dict[str, Any] | None) -> NodeWork | None:
     accepted = {uuid: layout for uuid, text in body["accepted"].items() if (layout := _layout_in(text)) is not None}
     if body["stage"] not in get_args(Stage):
         raise ValueError(f"a stage {body['stage']!r}, which there is none of")
-    return NodeWork(**body | causes | {"steps": steps, "accepted": accepted})
+    return NodeWork(**body | causes | _drain_in(body) | {"steps": steps, "accepted": accepted})
+
+
+def _drain_in(body: dict[str, Any]) -> dict[str, Any]:
+    """What is about a drain; version 2 had none of it."""
+    return {
+        "victims": {uuid: tuple(PodRef(**pod) for pod in pods) for uuid, pods in body.get("victims", {}).items()},
+        "asked": tuple(PodRef(**pod) for pod in body.get("asked", ())),
+        "spent": tuple(body.get("spent", ())),
+    }
 
 
 def _layout_out(layout: Layout | None) -> dict[str, Any] | None:

@@ -27,6 +27,10 @@ _UNOWNED: Final = frozenset(
 """What names the object and is nobody's field. Source: apimachinery, managedfields' stripMeta."""
 _ATOMIC_ITEMS: Final = frozenset({("metadata", "ownerReferences")})
 """List maps whose items are one value each. Source: apimachinery, OwnerReference has +structType=atomic."""
+_PROTECT: Final = ("spec", "desired", "disruption", "protect")
+_ATOMIC_MAPS: Final = frozenset({_PROTECT})
+"""Mappings of our kinds that are one value each, with nobody's fields in them. Source: our definitions."""
+_ATOMIC_AT: Final = frozenset("".join(f"/f:{name}" for name in path) for path in _ATOMIC_MAPS)
 _SORTED: Final = json.JSONEncoder(sort_keys=True)
 _COMPACT: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
@@ -64,7 +68,9 @@ def _leaves(found: Leaves, value: Any, list_maps: ListMaps, path: Path, at: str)
     """`found`, with the leaves of a value added."""
     if path in _UNOWNED:
         return found
-    if isinstance(value, dict):  # one that is empty says nothing, unlike a list
+    if path in _ATOMIC_MAPS:
+        found.append((at, value))
+    elif isinstance(value, dict):  # one that is empty says nothing, unlike a list
         for name, inner in value.items():
             _leaves(found, inner, list_maps, (*path, name), f"{at}/f:{name}")
     elif isinstance(value, list) and value and path in list_maps:
@@ -82,6 +88,9 @@ def _leaves(found: Leaves, value: Any, list_maps: ListMaps, path: Path, at: str)
 
 def _owned(found: Leaves, fields: Json, value: Any, at: str = "") -> Leaves:
     """`found`, with the leaves of a fieldsV1 and their values in the document; None for a field that is gone."""
+    if at in _ATOMIC_AT:
+        found.append((at, value))
+        return found
     leaf = True
     for name, inner in fields.items():
         if name == ".":

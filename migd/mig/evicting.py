@@ -30,7 +30,7 @@ class Occupied:
     What is neither fixed nor held is idle.
     """
 
-    board: Board
+    board: Board | None
     current: Geometry
     wanted: Counts | None
     fixed: Geometry
@@ -103,6 +103,7 @@ def _ways(gpu: Occupied) -> tuple[_Way, ...]:
     if gpu.wanted is None:
         every = gpu.whole.union(*(pods for _, pods in gpu.held))
         return () if gpu.fixed else (_Way(every, len(gpu.current), 0),)
+    assert gpu.board is not None, "a wish with profiles is of a board"
     table = table_of(gpu.board)
     there, unlisted = table.split(gpu.current)
     fixed, stuck = table.split(gpu.fixed)

@@ -126,19 +126,24 @@ def preview(plan: Plan, gpus: Sequence[SeenGpu], owned: Mapping[str, Geometry]) 
 
 
 def plan_gpu(
-    seen: SeenGpu, wish: Wish | UnknownYet | Refused | None, owned: Geometry, foreign: ForeignPolicy = "Refuse"
+    seen: SeenGpu,
+    wish: Wish | UnknownYet | Refused | None,
+    owned: Geometry,
+    foreign: ForeignPolicy = "Refuse",
+    freed: Geometry = EMPTY,
 ) -> GpuPreview:
     """What a wish would do on one GPU; None leaves it alone.
 
     owned: the instances that are ours. A foreign one that fits the wish is kept; with Refuse the others count as
-    busy, with Adopt they are as ours.
+    busy, with Adopt they are as ours. freed: instances in use that are to be free by then, so that the layout is
+    chosen as if they were idle; those of them that go are in the way until they are.
     """
-    return _planned(seen, wish, owned, foreign)
+    return _planned(seen, wish, owned, foreign, freed)
 
 
 @lru_cache(maxsize=2048)
 def _planned(
-    seen: SeenGpu, wish: Wish | UnknownYet | Refused | None, owned: Geometry, foreign: ForeignPolicy
+    seen: SeenGpu, wish: Wish | UnknownYet | Refused | None, owned: Geometry, foreign: ForeignPolicy, freed: Geometry
 ) -> GpuPreview:
     """The answer, remembered: agent and operator ask for it again at every look, and mostly nothing has changed."""
     if wish is None:
@@ -156,7 +161,8 @@ def _planned(
         steps = Transition(EMPTY, (), by_start(seen.geometry), ())
         assert not wish.counts, "a wish with profiles is resolved on a board"
         return _finish(seen, _Goal(wish, Layout(True), steps), owned, foreign)
-    found = _towards(seen, seen.board, wish.counts, owned, foreign)
+    fixed = _fixed(seen, owned, foreign) - freed
+    found = _towards(seen, seen.board, wish.counts, fixed)
     if isinstance(found, Refused):
         return replace(_untouched(seen, wish), refused=found)
     steps, detail = found
@@ -207,12 +213,9 @@ def _unhealthy(seen: SeenGpu, wish: Wish | UnknownYet | None) -> GpuPreview:
     return replace(_untouched(seen, wish), blocked=blocked)
 
 
-def _towards(
-    seen: SeenGpu, board: Board, wanted: Counts, owned: Geometry, foreign: ForeignPolicy
-) -> tuple[Transition, str] | Refused:
-    """The steps to a wish; where something in use is in the way, the steps once only that has gone."""
+def _towards(seen: SeenGpu, board: Board, wanted: Counts, fixed: Geometry) -> tuple[Transition, str] | Refused:
+    """The steps to a wish; where something fixed is in the way, the steps once only that has gone."""
     current = seen.geometry
-    fixed = _fixed(seen, owned, foreign)
     found = transition(board, current, fixed, wanted)
     if isinstance(found, Transition):
         return found, ""
@@ -229,6 +232,7 @@ def _around(refusal: Refusal, wanted: Counts) -> str:
 
 
 def _fixed(seen: SeenGpu, owned: Geometry, foreign: ForeignPolicy) -> Geometry:
+    """The instances that must stay as they are: in use, or not known to be idle, or somebody else's."""
     return seen.busy | (_strangers(seen, owned) if foreign == "Refuse" else EMPTY)
 
 

@@ -19,6 +19,8 @@ Path = tuple[str, ...]
 ListMaps = Mapping[tuple[str, ...], tuple[str, ...]]
 _COMPACT: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 OWNERS: Final = ("metadata", "ownerReferences")
+ATOMIC: Final = frozenset({("spec", "desired", "disruption", "protect")})
+"""Mappings that are one leaf each. Source: crds/migd.dev_gpupartitions.yaml."""
 _UNOWNED: Final = frozenset(
     {("f:apiVersion",), ("f:kind",)}
     | {
@@ -58,7 +60,7 @@ def leaves(document: Any, list_maps: ListMaps) -> dict[Path, Any]:
 def _leaves(value: Any, list_maps: ListMaps, names: tuple[str, ...], path: Path) -> Iterator[tuple[Path, Any]]:
     if path in _UNOWNED:
         return
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and value and names not in ATOMIC:
         for name, inner in value.items():
             yield from _leaves(inner, list_maps, (*names, name), (*path, f"f:{name}"))
     elif isinstance(value, list) and value and names in list_maps:
@@ -102,7 +104,8 @@ def merged(document: Json, values: Mapping[Path, Any]) -> Json:
     """The document with these leaves set."""
     document = copied(document)
     for path, value in values.items():
-        if value == {} and isinstance(at(document, path), dict):
+        plain = tuple(step[2:] for step in path) not in ATOMIC
+        if plain and value == {} and isinstance(at(document, path), dict):
             continue  # an empty mapping says nothing of what is in it
         _set(document, path, copied(value))
     return document

@@ -124,14 +124,7 @@ KINDS: Final = (
     SimKind("resource.k8s.io/v1", "ResourceSlice", "resourceslices"),
     SimKind("events.k8s.io/v1", "Event", "events", namespaced=True, owned=False, check=_event),
     # last, since what is in a namespace has paths that begin as its own
-    SimKind(
-        "v1",
-        "Namespace",
-        "namespaces",
-        status=True,
-        owned=False,
-        defaults={("spec",): {"finalizers": ["kubernetes"]}},
-    ),
+    SimKind("v1", "Namespace", "namespaces", status=True, owned=False),
 )
 
 

@@ -314,8 +314,10 @@ class Store:
         if target.kind.generation:
             metadata["generation"] = 1
         metadata.pop("resourceVersion", None)
-        if target.kind.kind in ("Node", "Namespace"):
+        if target.kind.kind == "Node":
             made.setdefault("spec", {})
+        if target.kind.kind == "Namespace":
+            made["spec"] = {"finalizers": ["kubernetes"]}  # its controller's, who empties it first
         return {**made, "apiVersion": target.kind.api_version, "kind": target.kind.kind}
 
     def _put(self, target: Target, entry: Entry | None, document: Json, owners: Owners) -> Entry:

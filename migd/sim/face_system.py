@@ -76,7 +76,8 @@ class System(Face):
         client = machine.clients.get(self._client)
         if client is None:
             real = processes.started_at(self._pid) if self._pid == os.getpid() else None
-            client = Client(self._pid, 0, self._command, self._container, real)
+            space = None if real is None else processes.pid_space()
+            client = Client(self._pid, 0, self._command, self._container, real, space)
             machine.clients[self._client] = client
             if machine.switches.stale_old_sessions:
                 client.view = copy.deepcopy(machine.gpus)

@@ -91,13 +91,17 @@ class Process:
 
 @dataclass(slots=True)
 class Client:
-    """One NVML session. started: the process's start time in clock ticks, None where the process is not a real one."""
+    """One NVML session. started: the process's start time in clock ticks, None where the process is not a real one.
+
+    space: the pid namespace in which it has its pid, None where there are none; see processes.pid_space.
+    """
 
     pid: int
     inits: int
     command: str
     container: str
     started: int | None = None
+    space: int | None = None
     view: list[Gpu] = field(default_factory=list)
 
 

@@ -17,6 +17,7 @@ from migd.sim.host import SimHost
 from migd.sim.node_acting import Actor, Stage
 from migd.sim.node_carving import carve
 from migd.sim.node_daemonsets import DaemonSets
+from migd.sim.node_disruptions import Disruptions, Namespaces
 from migd.sim.node_kubelet import Kubelet
 from migd.sim.node_lifecycle import Lifecycle
 from migd.sim.node_plugin import PluginConfig
@@ -89,6 +90,8 @@ class SimulatedCluster:
         self.workloads = Workloads(self.stage)
         self.scheduler = Scheduler(self.stage)
         self.daemonsets = DaemonSets(self.stage)
+        self.disruptions = Disruptions(self.stage)
+        self.namespaces = Namespaces(self.stage)
         self._nodes = {spec.name: self._node(spec, leases) for spec in nodes}
         self._kubelets = {name: node.kubelet for name, node in self._nodes.items()}
         self.lifecycle = Lifecycle(self.stage, self._kubelets)

@@ -94,15 +94,30 @@ def started_at(pid: int) -> int | None:
         return None
 
 
+def pid_space() -> int | None:
+    """The number of the pid namespace that this process looks at others from; None where there are none.
+
+    Containers that share a machine's file have one each, unless they have the host's. Source: pid_namespaces(7).
+    """
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return None
+
+
 def prune_clients(machine: Machine) -> bool:
     """Drop the sessions of real processes that are gone, as the kernel closes what a dead process had open.
 
-    Whether there were any.
+    Whether there were any. A pid of another namespace is somebody else's here: who is in that one drops its sessions.
     """
+    real = {key: client for key, client in machine.clients.items() if client.started is not None}
+    if not real:
+        return False
+    space = pid_space()
     gone = [
         key
-        for key, client in machine.clients.items()
-        if client.started is not None and client.pid != os.getpid() and started_at(client.pid) != client.started
+        for key, client in real.items()
+        if client.space == space and client.pid != os.getpid() and started_at(client.pid) != client.started
     ]
     for key in gone:
         del machine.clients[key]

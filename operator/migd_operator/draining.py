@@ -98,12 +98,13 @@ class Evictor:
             going, why = verdict(ask, found)
             if going:
                 answer = replace(known, going=True, reason=None, budgets=(), message=why, again_s=None)
-            elif why:
-                answer = self._refused(known, why)
             else:
                 assert found is not None, "what is gone is going"
-                known = replace(known, fit=True, spent=False)  # it is there and does not end: nobody has evicted it
-                answer = await self._call(ask, found, known) if ask.call else replace(known, again_s=None)
+                known = replace(known, fit=not why, spent=False)  # it is there and does not end: nobody has evicted it
+                if why:
+                    answer = self._refused(known, why)
+                else:
+                    answer = await self._call(ask, found, known) if ask.call else Answer(known.at, fit=True)
         answer = self._answers[uid] = replace(answer, at=self._since(before, answer))
         return before is None or replace(before, again_s=None) != replace(answer, again_s=None)
 
@@ -180,7 +181,7 @@ class Evictor:
 
     def _refused(self, known: Answer, why: str) -> Answer:
         again_s = self._now_s() + PERSON_S
-        return replace(known, fit=False, code=None, reason="DrainBlocked", budgets=(), message=why, again_s=again_s)
+        return replace(known, code=None, reason="DrainBlocked", budgets=(), message=why, again_s=again_s)
 
     def _since(self, before: Answer | None, answer: Answer) -> datetime:
         """Since when it is answered so: the same answer again is no news."""

@@ -288,8 +288,8 @@ def _doc(uid: str, fleet: Fleet, before: EvictionDoc | None, over: str) -> Evict
     if over:
         made = EvictionDoc(pod_uid=uid, reason="EvictionBudget", message=cut(over, _MESSAGE_MAX), at=fleet.now)
     elif answer is None or not (answer.going or answer.reason):
-        stale = before is not None and before.reason == "EvictionBudget" and answer is not None
-        return None if stale else before
+        ours = before is not None and before.reason is not None and before.code is None
+        return None if ours and answer is not None else before  # what we said ourselves holds no more
     else:
         made = EvictionDoc(
             pod_uid=uid,

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 import kopf
 
@@ -25,6 +25,8 @@ LOGIN_FOR: Final = timedelta(minutes=10)
 _STOP_S: Final = 5.0
 _AGAIN_FIRST_S: Final = 1.0
 _AGAIN_MOST_S: Final = 60.0
+_IDENTITY: Final = cast("Any", "migd-operator")
+"""Among peers, of which there are none. Not given, kopf asks for the name of our user, and ends where it has none."""
 _log = logging.getLogger(__name__)
 
 
@@ -110,7 +112,14 @@ def _live(
     why = "it stopped"
     try:
         asyncio.run(
-            kopf.operator(registry=registry, settings=configured(), clusterwide=True, standalone=True, stop_flag=stop)
+            kopf.operator(
+                identity=_IDENTITY,
+                registry=registry,
+                settings=configured(),
+                clusterwide=True,
+                standalone=True,
+                stop_flag=stop,
+            )
         )
     except Exception as error:
         why = f"{type(error).__name__}: {error}"

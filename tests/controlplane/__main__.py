@@ -1,17 +1,22 @@
-"""`python -m controlplane build | cluster | cluster-down`: what the Makefile calls."""
+"""`python -m controlplane build | real-node | cluster | cluster-down`: what the Makefile calls."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before gRPC is loaded: it tells of each socket that closes
 
 from controlplane import background
 from controlplane.building import BuildError, NotBuiltError, build
+from controlplane.processes import StartError
+from controlplane.real_packages import PackageError
+from controlplane.real_preparing import prepare
 
 USAGE = (
-    "usage: python -m controlplane build | cluster [--nodes N] [--gpus SPEC] [--style STYLE] [--bare] | cluster-down\n"
+    "usage: python -m controlplane build | real-node | cluster-down\n"
+    "       python -m controlplane cluster [--nodes N] [--gpus SPEC] [--style STYLE] [--bare]\n"
 )
 
 
@@ -19,7 +24,9 @@ def main(words: list[str]) -> int:
     """Run one command; the exit status."""
     match words:
         case ["build"]:
-            return _build()
+            return _made(build)
+        case ["real-node"]:
+            return _made(prepare)
         case ["cluster", *options]:
             return background.up(options)
         case ["cluster-run", *options]:  # started by the one before
@@ -31,10 +38,10 @@ def main(words: list[str]) -> int:
             return 2
 
 
-def _build() -> int:
+def _made(work: Callable[[Callable[[str], None]], object]) -> int:
     try:
-        build(say=_say)
-    except (BuildError, NotBuiltError) as error:
+        work(_say)
+    except (BuildError, NotBuiltError, PackageError, StartError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

@@ -41,6 +41,7 @@ PROGRAMS: Final = (
     Program("kube-controller-manager", "kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager"),
     Program("kube-scheduler", "kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler"),
     Program("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl"),
+    Program("kubelet", "kubernetes", "k8s.io/kubernetes/cmd/kubelet"),
 )
 
 
@@ -121,7 +122,7 @@ def build(say: Callable[[str], None], environment: Mapping[str, str] = os.enviro
         say(f"{ASSETS} is set and complete: nothing to build")
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    with _only_one(folder / ".building"):
+    with only_one(folder / ".building"):
         missing = [p for p in PROGRAMS if p.name in missing_in(folder)]
         if missing:
             go = find_go(say, environment)
@@ -189,7 +190,7 @@ def _run(command: list[str], doing: str, environment: Mapping[str, str], where: 
 
 
 @contextmanager
-def _only_one(lock: Path) -> Iterator[None]:
+def only_one(lock: Path) -> Iterator[None]:
     """Let one builder at a time into the folder; the next finds it complete."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

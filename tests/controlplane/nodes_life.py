@@ -15,6 +15,7 @@ from typing import Final
 import grpc
 
 from controlplane.api import MERGE, Api, Json
+from controlplane.computing import place_of
 from controlplane.nodes_pods import (
     LASTS_S,
     PROGRAM,
@@ -151,7 +152,7 @@ class Pods:
         name = next(iter(pod.simulated))
         container = container_id(uid_of(pod.document), name, pod.simulated[name])
         for device in sorted({device_of(one) for one in self.manager.devices(uid_of(pod.document))}):
-            at = _place_of(self.host, device)
+            at = place_of(self.host, device)
             if at is None:
                 self._say(f"{pod.key} was given {device}, which is not there")
                 continue
@@ -277,14 +278,3 @@ class Pods:
         for pod in self.known.values():
             for program in pod.programs.values():
                 program.kill()
-
-
-def _place_of(host: SimHost, device: str) -> tuple[int, int | None] | None:
-    """Index of the GPU and first memory slice of the instance, None for a whole GPU; None where it is not there."""
-    for gpu in host.snapshot().gpus:
-        if gpu.uuid == device:
-            return gpu.index, None
-        for instance in gpu.instances:
-            if any(compute.uuid == device for compute in instance.compute):
-                return gpu.index, instance.start
-    return None

@@ -45,12 +45,12 @@ class ControlPlane:
     """One control plane. Use it as a context, or call `start` and `stop`.
 
     folder: made if need be; gets certificates, logs, audit.log, kubeconfig and etcd's data. programs: the folder of
-    the five programs. leashed: its processes die with this one; False for one that outlives it.
+    the programs. leashed: its processes die with this one; False for one that outlives it.
     """
 
     def __init__(self, folder: Path, programs: Path | None = None, leashed: bool = True) -> None:
         self.folder = folder
-        self._programs = programs or found_programs()
+        self.programs = programs or found_programs()
         self._leashed = leashed
         self._ports = Ports()
         self.logs = folder / "logs"
@@ -149,7 +149,7 @@ class ControlPlane:
     def kubectl(self, *words: str, stdin: str = "", kubeconfig: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Run kubectl, as the admin unless another kubeconfig is given; the caller looks at the exit status."""
         return subprocess.run(
-            [self._programs / "kubectl", "--cache-dir", self.folder / "kubectl-cache", *words],
+            [self.programs / "kubectl", "--cache-dir", self.folder / "kubectl-cache", *words],
             env=_bare(os.environ) | {"KUBECONFIG": str(kubeconfig or self.kubeconfig), "HOME": str(self.folder)},
             input=stdin,
             capture_output=True,
@@ -220,7 +220,7 @@ class ControlPlane:
         return self.kubeconfig_of(f"{name}.kubeconfig", self.authority.client(name, f"system:{name}"))
 
     def _child(self, name: str, *flags: str) -> Child:
-        command = [self._programs / name, *flags]
+        command = [self.programs / name, *flags]
         return Child(name, command, self.logs / f"{name}.log", self._leashed, {**os.environ, **_GO})
 
     def _answers(self, path: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from controlplane.api import Json
@@ -14,6 +14,8 @@ from controlplane.processes import until
 PLANS: Final = "/apis/migd.dev/v1alpha1/gpupartitionplans"
 PARTITIONS: Final = "/apis/migd.dev/v1alpha1/gpupartitions"
 PODS: Final = "/api/v1/namespaces/default/pods"
+DEPLOYMENTS: Final = "/apis/apps/v1/namespaces/default/deployments"
+BUDGETS: Final = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 TAINT: Final = "migd.dev/changing"
 WITHIN_S: Final = 120.0
 EVERY_S: Final = 0.5
@@ -157,14 +159,67 @@ def ready(cluster: Cluster, name: str) -> None:
 
 def run_pod(cluster: Cluster, name: str, node: str, grace_s: int = 1, notes: Json | None = None, **limits: int) -> None:
     """A pod for this node that asks for `mig_1g_10gb=1`, which is nvidia.com/mig-1g.10gb."""
+    spec = pod_spec(node, grace_s, limits)
+    cluster.plane.admin.create(PODS, {"metadata": {"name": name, "annotations": notes or {}}, "spec": spec}).object()
+
+
+def pod_spec(node: str, grace_s: int, limits: Mapping[str, int]) -> Json:
+    """What a pod for this node is, that asks for these."""
     asked = {f"nvidia.com/{key.replace('_', '-', 1).replace('_', '.')}": str(n) for key, n in limits.items()}
-    container = {"name": "main", "image": "train", "resources": {"limits": asked}}
-    spec = {
+    return {
         "nodeSelector": {"kubernetes.io/hostname": node},
         "terminationGracePeriodSeconds": grace_s,
-        "containers": [container],
+        "containers": [{"name": "main", "image": "train", "resources": {"limits": asked}}],
     }
-    cluster.plane.admin.create(PODS, {"metadata": {"name": name, "annotations": notes or {}}, "spec": spec}).object()
+
+
+def deploy(
+    cluster: Cluster, name: str, node: str, replicas: int, grace_s: int = 1, notes: Json | None = None, **limits: int
+) -> None:
+    """A Deployment of such pods, which makes another one for each that goes. notes: annotations of its pods."""
+    marks = {"app": name}
+    spec = {
+        "replicas": replicas,
+        "selector": {"matchLabels": marks},
+        "template": {
+            "metadata": {"labels": marks, "annotations": notes or {}},
+            "spec": pod_spec(node, grace_s, limits),
+        },
+    }
+    cluster.plane.admin.create(DEPLOYMENTS, {"metadata": {"name": name}, "spec": spec}).object()
+
+
+def pods_of(cluster: Cluster, app: str) -> list[Json]:
+    """The pods of a Deployment, by name."""
+    found = cluster.plane.admin.get(PODS, labelSelector=f"app={app}").object()["items"]
+    return sorted(found, key=lambda one: str(one["metadata"]["name"]))
+
+
+def running(cluster: Cluster, app: str) -> list[Json]:
+    """Those of them that run and are not on their way out."""
+    return [
+        one
+        for one in pods_of(cluster, app)
+        if one.get("status", {}).get("phase") == "Running" and "deletionTimestamp" not in one["metadata"]
+    ]
+
+
+def budget(cluster: Cluster, name: str, app: str, least: int) -> None:
+    """A PodDisruptionBudget of so many of a Deployment's pods, once its controller has counted them."""
+    spec = {"minAvailable": least, "selector": {"matchLabels": {"app": app}}}
+    cluster.plane.admin.apply(f"{BUDGETS}/{name}", {**_budget(name), "spec": spec}, "admin", force=True).object()
+
+    def counted() -> bool:
+        found = cluster.plane.admin.get(f"{BUDGETS}/{name}").object()
+        said = found.get("status") or {}
+        healthy = said.get("currentHealthy") == len(running(cluster, app))
+        return healthy and said.get("observedGeneration") == found["metadata"]["generation"]
+
+    eventually(counted, True)
+
+
+def _budget(name: str) -> Json:
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": name}}
 
 
 def pod(cluster: Cluster, name: str) -> Json:

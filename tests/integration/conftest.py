@@ -14,6 +14,8 @@ from controlplane.clusters import Cluster
 from controlplane.nodes_programs import python_path
 from controlplane.nursery import Nursery
 from controlplane.processes import until
+from controlplane.real_clusters import RealCluster
+from controlplane.real_preparing import hinders
 from controlplane.running import ControlPlane
 from integration.crowds import Crowd, crowd_of, needs_of
 from integration.stage import Stage
@@ -38,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def bare_programs() -> Path:
-    """The folder of the five programs."""
+    """The folder of the programs."""
     programs = _programs()
     if isinstance(programs, str):
         pytest.fail(programs, pytrace=False)
@@ -142,3 +144,42 @@ def name() -> str:
 def stage(plane: ControlPlane) -> Stage:
     """A control plane with deploy/ on it, and who asks it for what; see `integration.stage`."""
     return Stage.set_up(plane)
+
+
+@pytest.fixture(scope="module")
+def real_cluster(
+    request: pytest.FixtureRequest, bare_programs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealCluster]:
+    """A cluster with one real node, of the test module's own; what its REAL_CLUSTER says goes to `RealCluster`.
+
+    Skipped, with a reason that names what is missing, where this machine cannot have one.
+    """
+    _able_to_have_a_real_node()
+    failed = request.session.testsfailed
+    folder = tmp_path_factory.mktemp("real")
+    options = getattr(request.module, "REAL_CLUSTER", {})
+    with RealCluster(folder, programs=bare_programs, **options) as running:
+        yield running
+    _kept_or_not(request, failed, folder)
+
+
+@pytest.fixture(scope="session")
+def able_to_have_a_real_node() -> None:
+    """Skip where this machine cannot have one; fail where it was not prepared."""
+    _able_to_have_a_real_node()
+
+
+def _able_to_have_a_real_node() -> None:
+    try:
+        reason = hinders()
+    except NotBuiltError as missing:
+        pytest.fail(str(missing), pytrace=False)
+    if reason:
+        pytest.skip(reason)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was skipped and why, also where nobody asked for it."""
+    reasons = {str(report.longrepr[2]) for report in terminalreporter.getreports("skipped") if report.longrepr}
+    for reason in sorted(reasons):
+        terminalreporter.write_line(reason, yellow=True)

@@ -27,6 +27,7 @@ from integration.acting import (
     annotate,
     apply,
     closed,
+    deploy,
     eventually,
     introduced,
     labels,
@@ -34,6 +35,7 @@ from integration.acting import (
     plan,
     quiet,
     ready,
+    running,
     taints,
 )
 from integration.dying import FOLDER, Point
@@ -45,6 +47,9 @@ from migd.mig.operations import SetMode
 PROGRAM: Final = (sys.executable, str(Path(__file__).with_name("dying.py")))
 GPU: Final = "a100-80gb"
 END_S: Final = 400.0
+EVICT: Final[Json] = {"policy": "Evict", "timeout": "5m"}
+SMALLS: Final = 4
+"""Pods on each node that want a 1g.10gb; one more wants a 3g.40gb."""
 
 
 @dataclass(frozen=True)
@@ -117,19 +122,24 @@ class Mortal:
         cluster, name, node = self.cluster, case.name, self.cluster.nodes[case.name]
         place, agent = _folder(node), cluster.agent(name)
         promise, restarts = Promise(cluster, name, [name]), agent.restarts
+        since = len(cluster.plane.audit.requests())
         (place / "died").unlink(missing_ok=True)
         (place / "new").write_text(json.dumps(asdict(case.point)))
         (place / "new").rename(place / "point")
         if case.point.at == "ForgetRetry":
             annotate(cluster, f"{PARTITIONS}/{partitions(cluster, name)[0]['metadata']['name']}", retry="now")
         rule = OFF if case.change == "off" else HALF if case.change == "on" else _other(cluster, name)
-        generation = apply(cluster, plan(name, [name], rule, foreignInstances="Adopt"))
+        least = _in_the_way(cluster, name, rule)
+        generation = apply(cluster, plan(name, [name], rule, foreignInstances="Adopt", disruption=EVICT))
         if case.point.at == "save Backing":
             closed(cluster, name)
             annotate(cluster, f"/api/v1/nodes/{name}", hold="to back out")
             eventually(lambda: taints(cluster, name), [])
         eventually((place / "died").exists, True)
         annotate(cluster, f"/api/v1/nodes/{name}", hold=None)
+        backed_out = case.point.at == "save Backing"
+        if backed_out:  # after some had gone, so that nobody else is evicted until somebody says so
+            annotate(cluster, f"{PARTITIONS}/{partitions(cluster, name)[0]['metadata']['name']}", retry="now")
         eventually(lambda: agent.restarts > restarts, True)
         promise.said(generation)
         ready(cluster, name)
@@ -138,6 +148,18 @@ class Mortal:
         offered = _offered(cluster, name)
         eventually(lambda: {key: n for key, n in cluster.allocatable(name).items() if n}, offered)
         eventually(lambda: labels(cluster, name).get("migd.dev/state"), "ready")
+        self._evicted(name, since, least, exactly=not backed_out)
+
+    def _evicted(self, name: str, since: int, least: int, exactly: bool) -> None:
+        """As many pods as had to go were evicted, and none twice, whoever died meanwhile."""
+        gone = [
+            (request.name, request.code)
+            for request in self.cluster.plane.audit.requests()[since:]
+            if request.resource == "pods/eviction" and request.name.startswith(f"{name}-")
+        ]
+        accepted = [pod for pod, code in gone if code == 201]
+        assert len(accepted) == len(set(accepted)), f"{name}: evicted twice: {gone}"
+        assert len(accepted) == least or (not exactly and len(accepted) > least), f"{name}: {gone}; {least} had to go"
 
 
 @contextmanager
@@ -151,6 +173,9 @@ def mortal_nodes(cases: Sequence[Case], usual: int, folder: Path, programs: Path
         for style, name in {(case.style, case.name) for case in cases if case.style}:
             cluster.nodes[name] = stack.enter_context(_styled(cluster, STYLES[style], name, ways))
         introduced(cluster, *cluster.nodes)
+        for name in cluster.nodes:  # whatever the node is cut into, as many of these run as there is room for
+            deploy(cluster, f"{name}-small", name, SMALLS, mig_1g_10gb=1)
+            deploy(cluster, f"{name}-wide", name, 1, mig_3g_40gb=1)
         pool = stack.enter_context(ThreadPoolExecutor(len(cluster.nodes)))
         yield Mortal(cluster, cases, pool)
 
@@ -180,6 +205,26 @@ def _other(cluster: Cluster, name: str) -> Json:
     """Another way to cut a node's GPU than it is cut now."""
     (cut,) = Machines.seen(cluster, [name]).cuts.values()
     return HALF if cut.layout == "7×1g.10gb" else SMALL
+
+
+def _in_the_way(cluster: Cluster, name: str, rule: Json) -> int:
+    """How many pods must go for this, once all that fit are there and told of; at least, over all layouts."""
+    (cut,) = Machines.seen(cluster, [name]).cuts.values()
+    if not cut.mig:
+        return 0
+    room = Counter(instance.profile for instance in cut.instances.values())
+    small, wide = min(SMALLS, room["1g.10gb"]), min(1, room["3g.40gb"])
+    eventually(lambda: (len(running(cluster, f"{name}-small")), len(running(cluster, f"{name}-wide"))), (small, wide))
+    eventually(
+        lambda: partitions(cluster, name)[0]["status"]["observed"].get("inUse"), f"{small + wide}/{sum(room.values())}"
+    )
+    if rule != HALF:
+        return wide if rule == SMALL else small + wide
+    held = {device.split("::")[0] for one in cluster.nodes[name].kubelet.held() for device in one.device_ids}
+    gpus = cluster.nodes[name].machine().snapshot().gpus
+    at = [one.start for gpu in gpus for one in gpu.instances for compute in one.compute if compute.uuid in held]
+    low, high = sum(start < 4 for start in at), sum(start >= 4 for start in at)
+    return min(low, high + max(0, low - 3))  # 3g.40gb lies at 0 or at 4, and three small ones stay beside it
 
 
 def _folder(node: SimNode) -> Path:

@@ -250,8 +250,9 @@ def main(words: list[str]) -> None:
     parser.add_argument("command", choices=["agent"])
     for name in ("node", "pod", "namespace", "listen", "simulate"):
         parser.add_argument(f"--{name}", required=True)
-    for name in ("state-dir", "kubelet-dir", "kubeconfig", "state"):
+    for name in ("state-dir", "kubelet-dir", "state"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--kubeconfig", type=Path)  # none as a pod
     options = parser.parse_args(words)
     set_up(options.node)
     with exclusive(options.state_dir):

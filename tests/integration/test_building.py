@@ -91,7 +91,7 @@ def test_an_interrupted_build_leaves_nothing_that_looks_finished_and_goes_on_whe
     with pytest.raises(BuildError, match=r"(?s)building kube-scheduler failed.*undefined: everything"):
         machine.build()
     folder = machine.cache / "control-plane" / build_key()
-    assert missing_in(folder) == ("kube-scheduler", "kubectl")
+    assert missing_in(folder) == ("kube-scheduler", "kubectl", "kubelet")
     machine.has_go("go1.99.0")
     machine.build()
     assert missing_in(folder) == ()

@@ -55,10 +55,10 @@ def test_the_policies_are_free_of_type_errors(plane: ControlPlane):
         items = plane.admin.get(at).object()["items"]
         found = {p["metadata"]["name"]: p for p in items if p["metadata"]["name"].startswith("migd-")}
         checked = {n: p for n, p in found.items() if "typeChecking" in p.get("status", {})}
-        assert len(found) == 10
+        assert len(found) == 11
         return {n: p["status"]["typeChecking"] for n, p in checked.items()}
 
-    assert until(lambda: len(statuses()) == 10, _WITHIN_S)
+    assert until(lambda: len(statuses()) == 11, _WITHIN_S)
     assert {name: told for name, told in statuses().items() if told} == {}
 
 

@@ -15,8 +15,8 @@ import pytest
 from controlplane.nodes_styles import OPERATOR, TOLERANT
 from controlplane.nursery import Nursery
 from controlplane.processes import until
-from integration.acting import EVERY_S, HALF, WITHIN_S, apply, plan, quiet, ready
-from integration.deaths import Case, Mortal, mortal_nodes
+from integration.acting import EVERY_S, HALF, WITHIN_S, apply, plan, quiet, ready, status
+from integration.deaths import EVICT, Case, Mortal, mortal_nodes
 from integration.dying import AFTER, BEFORE, Point
 from integration.promises import Promise
 from integration.witnesses import most_closed, switched
@@ -41,6 +41,7 @@ ONLY: Final = {
     "CreateComputeInstance": ("on", "cut"),
     "DestroyComputeInstances": ("cut", "off"),
     "DestroyGpuInstance": ("cut", "off"),
+    "save Draining": ("cut", "off"),
 }
 """Gates that not every change passes; all others are in each."""
 STYLED: Final = {"ChangeNode pause": OPERATOR.name, "HangUp": TOLERANT.name}
@@ -89,7 +90,7 @@ def test_a_rollout_goes_on_however_often_its_operator_is_killed(mortals: Mortal)
     promise = Promise(cluster, "rollout", nodes)
     begun = len(cluster.plane.audit.requests())
     operator = cluster.operator()
-    generation = apply(cluster, plan("rollout", nodes, HALF, rollout={"maxUnavailable": 3}))
+    generation = apply(cluster, plan("rollout", nodes, HALF, rollout={"maxUnavailable": 3}, disruption=EVICT))
     promise.said(generation)
 
     def closed() -> int:
@@ -102,4 +103,8 @@ def test_a_rollout_goes_on_however_often_its_operator_is_killed(mortals: Mortal)
     ready(cluster, "rollout")
     promise.kept()
     quiet(cluster, *nodes)
-    assert most_closed(cluster.plane.audit.requests()[begun:], *nodes) <= 3
+    requests = cluster.plane.audit.requests()[begun:]
+    assert most_closed(requests, *nodes) <= 3
+    accepted = [r.name for r in requests if r.resource == "pods/eviction" and r.code == 201]
+    assert len(accepted) == len(set(accepted)), "whoever was counted before its operator died is not evicted again"
+    assert status(cluster, "rollout")["evictions"] == {"generation": generation, "evicted": len(accepted)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from controlplane.running import ControlPlane
+from kube_contract.evicting import *  # noqa: F403
 from kube_contract.reading import *  # noqa: F403
 from kube_contract.real import Real
 from kube_contract.sharing import *  # noqa: F403

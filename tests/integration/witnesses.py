@@ -37,6 +37,27 @@ def writes(requests: Iterable[Request], *names: str) -> list[Request]:
     return [r for r in found if r.name in names] if names else found
 
 
+@dataclass(frozen=True)
+class Evicted:
+    """An eviction that was asked for. uid: the only pod of this name that was meant. code: the answer."""
+
+    pod: str
+    uid: str
+    code: int
+    user: str
+
+
+def evicted(requests: Iterable[Request], *pods: str) -> list[Evicted]:
+    """Every eviction of these pods that was asked for, in order, dry runs left out."""
+    found = []
+    for request in requests:
+        if request.resource == "pods/eviction" and request.name in pods and request.writes:
+            options = (request.body or {}).get("deleteOptions") or {}
+            uid = (options.get("preconditions") or {}).get("uid", "")
+            found.append(Evicted(request.name, uid, request.code, request.user))
+    return found
+
+
 def switched(requests: Sequence[Request], *nodes: str) -> list[Switched]:
     """Every time that one of these nodes was closed or opened, in order."""
     return [

@@ -1,4 +1,4 @@
-"""The simulated side: an API server of its own for each test, in virtual time."""
+"""The simulated side: an API server of its own for each test, with the controllers it needs, in virtual time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from kube_contract.worlds import World, Wrote
 from migd.kube.transport import Transport
 from migd.sim.cluster import SimCluster, SimRequest
 from migd.sim.cluster_time import run_virtually
+from migd.sim.node_acting import Stage
+from migd.sim.node_disruptions import Disruptions, Namespaces
 
 
 class Simulated:
@@ -20,6 +22,9 @@ class Simulated:
 
     def run(self, test: Callable[[World], Awaitable[None]]) -> None:
         async def main() -> None:
+            stage = Stage(self.server, 0)
+            Disruptions(stage)
+            Namespaces(stage)
             await test(World(self, self.server.transport("admin")))
 
         run_virtually(asyncio.wait_for(main(), 3600))

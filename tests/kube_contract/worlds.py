@@ -62,6 +62,7 @@ class Meddling:
     watch_from: list[str] = field(default_factory=list)
     silent: int = 0
     stuck: int = 0
+    lost: int = 0  # so many answers do not arrive, to requests that were carried out
     refused: list[Json] = field(default_factory=list)
     cut: asyncio.Event = field(default_factory=asyncio.Event)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -79,7 +80,11 @@ class Meddling:
             if not isinstance(ordered, float):
                 return ordered
             await asyncio.sleep(ordered)
-        return await self.inner.request(method, path, query, body, content_type)
+        answer = await self.inner.request(method, path, query, body, content_type)
+        if self.lost:
+            self.lost -= 1
+            raise ConnectionResetError("connection reset by peer")
+        return answer
 
     @asynccontextmanager
     async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[AsyncIterator[Json]]:

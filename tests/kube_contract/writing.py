@@ -11,6 +11,7 @@ from kube_contract.reading import AT, nowhere
 from kube_contract.worlds import Side, World
 from migd.kube.errors import ConflictError, DeniedError, MissingError, RefusedError, UnavailableError
 from migd.kube.partitions import PARTITIONS, PLANS
+from migd.plans.plan import LabelSelector
 
 ME, OTHER = "migd-operator", "migd-agent"
 WISH = {"spec": {"desired": desired(), "assignment": {"id": "0123456789abcdef", "gpus": 2}}}
@@ -380,5 +381,32 @@ def test_an_apply_that_names_the_version_it_was_decided_on_is_refused_for_any_ot
             after = await cluster.get(PLANS, name)
         assert after.value.status.evictions.evicted == 1
         assert after.resource_version == counted.resource_version
+
+    side.run(test)
+
+
+def test_a_wish_that_protects_some_pods_is_known_again(side: Side):
+    async def test(world: World) -> None:
+        name = await made(world)
+        wish = desired()
+        wish["disruption"]["protect"] = {
+            "matchLabels": {"tier": "gold", "app": "a"},
+            "matchExpressions": [{"key": "keep", "operator": "In", "values": ["yes"]}],
+        }
+        for _ in range(2):
+            async with world.cluster(ME) as cluster:
+                seen = await cluster.get(PARTITIONS, name)
+                await cluster.apply(PARTITIONS, name, {"spec": {"desired": wish}}, seen)
+            assert len(world.writes(ME, name)) == 1
+        async with world.cluster(ME) as cluster:
+            for protect in ({"matchLabels": {"tier": "gold"}}, {}, {"matchLabels": {"tier": "tin"}}, None):
+                wish = desired(generation=wish["plan"]["generation"] + 1)
+                del wish["disruption"]["protect"]
+                if protect is not None:
+                    wish["disruption"]["protect"] = protect
+                seen = await cluster.get(PARTITIONS, name)
+                await cluster.apply(PARTITIONS, name, {"spec": {"desired": wish}}, seen)
+                there = (await cluster.get(PARTITIONS, name)).value.spec.desired.disruption.protect
+                assert there == (None if protect is None else LabelSelector.model_validate(protect))
 
     side.run(test)

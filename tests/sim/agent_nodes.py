@@ -27,6 +27,7 @@ AGENT = "agent"
 AT = "/apis/migd.dev/v1alpha1/gpupartitions"
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{NODE}"
 Json = dict[str, Any]
+IDLE: Json = {"disruption": {"policy": "WaitForIdle", "timeout": "30m"}}
 
 
 class Switched(Faults):
@@ -87,7 +88,7 @@ class Node:
 
     def wish(self, name: str, turn: str = "0123456789abcdef", gpus: int = 1, **fields: Any) -> None:
         """What the operator would write."""
-        spec = {"desired": {**desired(), **fields}, "assignment": {"id": turn, "gpus": gpus}}
+        spec = {"desired": {**desired(), **IDLE, **fields}, "assignment": {"id": turn, "gpus": gpus}}
         body = {"apiVersion": "migd.dev/v1alpha1", "kind": "GPUPartition", "metadata": {"name": name}, "spec": spec}
         self.admin(
             "PATCH", f"{AT}/{name}", body, "application/apply-patch+yaml", fieldManager="migd-operator", force="true"

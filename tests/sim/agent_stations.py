@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from agent_nodes import AGENT, AT, NAMESPACE, Switched
+from agent_nodes import AGENT, AT, IDLE, NAMESPACE, Switched
 from kube_contract.objects import desired
 from worlds import PIDS_FROM, MemoryStore
 
@@ -121,7 +121,7 @@ class Station:
                 "apiVersion": "migd.dev/v1alpha1",
                 "kind": "GPUPartition",
                 "metadata": {"name": partition["metadata"]["name"]},
-                "spec": {"desired": {**desired(), **fields}, "assignment": {"id": turn, "gpus": len(given)}}
+                "spec": {"desired": {**desired(), **IDLE, **fields}, "assignment": {"id": turn, "gpus": len(given)}}
                 if fields
                 else {},
             }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kube_contract.evicting import *  # noqa: F403
 from kube_contract.reading import *  # noqa: F403
 from kube_contract.sharing import *  # noqa: F403
 from kube_contract.simulated import Simulated

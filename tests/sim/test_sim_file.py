@@ -175,6 +175,21 @@ def test_the_session_of_a_dead_process_is_gone(path):
     host.reset(uuid)
 
 
+def test_the_session_of_a_process_in_another_pid_namespace_is_kept_though_its_pid_is_nobodys_here(path):
+    """As of containers that share the file: only who is in its namespace can tell whether a process lives."""
+    host = opened(path)
+    child = subprocess.Popen(script(path, "print(1, flush=True)\nsys.stdin.read()"), cwd=ROOT, stdin=-1, stdout=-1)
+    child.stdout.readline()
+    document = json.loads(path.read_text())
+    child.kill()
+    child.communicate()
+    (client,) = document["machine"]["clients"].values()
+    assert client["space"] == os.stat("/proc/self/ns/pid").st_ino
+    client["space"] += 1
+    path.write_text(json.dumps(document))
+    assert [one.pid for one in host.snapshot().clients.values()] == [child.pid]
+
+
 @pytest.mark.parametrize(("when", "made"), [("before", 0), ("after", 1)])
 def test_a_killed_process_leaves_what_it_did_and_the_fault_does_not_come_again(path, when, made):
     host = opened(path)

@@ -8,9 +8,11 @@ from dataclasses import replace
 from migd.agent.deciding import under_way
 from migd.agent.driving import backwards
 from migd.agent.node.bounds import BACKOFF_FIRST_S, GUARD_LOOK_S, NUDGE_S, POLL_S, WEDGED_S
+from migd.agent.node.draining import drains
 from migd.agent.node.effects import ChangeNode, Effect, ForgetRetry, LookAgain, Wait
 from migd.agent.node.guarding import guard, misfit, unwedging, wedged
 from migd.agent.node.moments import (
+    Decided,
     Judged,
     View,
     attempt,
@@ -30,8 +32,6 @@ from migd.mig.geometry import counts_of
 from migd.plans.plan import Rule
 from migd.plans.wishes import Wish, resolve
 
-Decided = tuple[Record, Effect | None]
-
 
 def rest(record: Record, view: View) -> Decided:
     """At rest: pay what is owed, hear what is new, and look whether all is still as it was left."""
@@ -50,7 +50,14 @@ def rest(record: Record, view: View) -> Decided:
         return _closing(attempt(_unparked(record, loose), view, ""), view, _open(record))
     if turn is None:
         kept = {uuid: layout for uuid, layout in work.accepted.items() if _wished(view, uuid)}
-        idle = NodeWork(accepted=kept, wedged_s=work.wedged_s, tries=work.tries, not_before_s=work.not_before_s)
+        idle = NodeWork(
+            accepted=kept,
+            wedged_s=work.wedged_s,
+            tries=work.tries,
+            not_before_s=work.not_before_s,
+            spent=work.spent,
+            spent_why=work.spent_why,
+        )
         return (record if _same_rest(work, idle) else working(record, idle)), None
     if turn.id != work.turn:
         record = attempt(_anew(record, view, turn), view, turn.id, tries=0, refresh=None, at_once=work.at_once)
@@ -67,7 +74,10 @@ def rest(record: Record, view: View) -> Decided:
 
 
 def waiting(record: Record, view: View) -> Decided:
-    """A turn is given: wait until nothing stands in the way and all that must go is idle, without closing."""
+    """A turn is given: wait until nothing stands in the way and all that must go is idle, without closing.
+
+    Where the plan evicts, until all who hold what must go are pods that may be evicted, or on their way out.
+    """
     record, asked = _asked(record, view)
     if asked is not None:
         return record, asked
@@ -90,7 +100,7 @@ def waiting(record: Record, view: View) -> Decided:
     why = misfit(view.seen.node, view.held, judged.begun, turn)
     if why is not None:
         return _held_up(record, view, why, GUARD_LOOK_S)
-    if judged.busy and not work.at_once:
+    if judged.busy and not drains(judged) and not work.at_once:
         return _held_up(record, view, _starving(work, view, judged, turn), POLL_S)
     before = {uuid: str(judged.plans[uuid].seen.layout) for uuid in judged.changing}
     return _closing(record, view, before)
@@ -116,7 +126,12 @@ def _held_up(record: Record, view: View, why: Cause, seconds: float) -> Decided:
 
 
 def _starving(work: NodeWork, view: View, judged: Judged, turn: Turn) -> Cause:
-    """Somebody uses what must go. Who it is changes all the time, so it is told from a look and not remembered."""
+    """Somebody uses what must go. Who it is changes all the time, so it is told from a look and not remembered.
+
+    Where the plan evicts and somebody may not be evicted, that is the cause.
+    """
+    if judged.going is not None and judged.going.stuck is not None and judged.going.stuck.reason != "InUse":
+        return judged.going.stuck
     timeout_s = min(turn.desired[uuid].disruption.timeout_s for uuid in judged.busy)
     return Cause("NeverIdle" if view.now_s - work.began_s >= timeout_s else "InUse", "")
 
@@ -157,7 +172,7 @@ def _heard(record: Record, view: View, name: str) -> Record:
         ours = record.gpu(gpu.uuid)
         record = record.with_gpu(gpu.uuid, replace(ours, outcome=None, awaiting=None))
     work = replace(work_of(record), tries=0, not_before_s=0.0, nudges=0, nudged_s=view.now_s - NUDGE_S)
-    return working(record, work)
+    return working(record, replace(work, spent=(), spent_why=None))
 
 
 def _loose(record: Record, view: View) -> tuple[str, ...]:

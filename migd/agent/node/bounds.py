@@ -20,7 +20,16 @@ SETTLE_S: Final = 5.0
 """The scheduler still binds for a moment after the taint. Measured: up to 1.5 s after it."""
 
 CLOSED_MAX_S: Final = 120.0
-"""Closed without its clients paused yet: for pods to be admitted, and for what must go to be idle again."""
+"""Closed without its clients paused yet: for pods to be admitted, and for what must go to be idle again.
+
+Of a drain: while nobody is on the way out, though something is in use.
+"""
+
+GONE_S: Final = 10.0
+"""After the last of the pods that were asked to go is gone, for the kubelet and the driver to know it too."""
+
+HEARD_S: Final = 10.0
+"""Of a drain, before it is heeded that the plan's evictions are used up: what is read may be of the one before."""
 
 CLIENTS_MAX_S: Final = 100.0
 """Paused, until GPU clients are gone and nothing is advertised any more."""

@@ -8,11 +8,10 @@ from migd.agent.deciding import under_way
 from migd.agent.driving import backwards, drive, parked
 from migd.agent.effects import LookAgain as Look
 from migd.agent.effects import Pause, Seen
-from migd.agent.node.beginning import Decided
 from migd.agent.node.bounds import FORWARD_MAX_S, NUDGE_S, PAUSE_MAX_S, POLL_S, REFRESHES_MAX
 from migd.agent.node.clients import plugins
 from migd.agent.node.effects import LookAgain, RefreshDevices, Wait
-from migd.agent.node.moments import View, enter, in_debt, pay, work_of
+from migd.agent.node.moments import Decided, View, enter, in_debt, pay, work_of
 from migd.agent.records import Cause, Outcome, Record
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from migd.agent import deciding
 from migd.agent.deciding import after_boot, without_gone
-from migd.agent.node import beginning, changing, pausing, verifying
+from migd.agent.node import backing, beginning, changing, draining, pausing, verifying
 from migd.agent.node.bounds import DENIED_S
 from migd.agent.node.effects import (
     Acting,
@@ -37,9 +37,10 @@ _STAGES: Final[Mapping[Stage, Callable[[Record, View], tuple[Record, Effect | No
     "Rest": beginning.rest,
     "Waiting": beginning.waiting,
     "Closing": pausing.close,
+    "Draining": draining.drain,
     "Settling": pausing.settle,
     "Pausing": pausing.pause,
-    "Backing": pausing.back,
+    "Backing": backing.back,
     "Applying": changing.apply,
     "Refreshing": changing.refresh,
     "Opening": changing.open_node,
@@ -92,7 +93,7 @@ def _granted(record: Record) -> Record:
 def _denied(record: Record, error: Cause, now_s: float) -> Record:
     """Before anything was changed, a denied change is a reason to back out; later it is asked for again and again."""
     work = replace(work_of(record), denied_s=now_s + DENIED_S, denied=error)
-    if work.stage in ("Closing", "Settling", "Pausing"):
+    if work.stage in ("Closing", "Draining", "Settling", "Pausing"):
         return working(record, replace(work, stage="Backing", since_s=now_s, why=error, at_once=False))
     return working(record, work)
 
@@ -104,4 +105,6 @@ def _after_boot(record: Record, seen: NodeSeen) -> Record:
     record = after_boot(record, seen.boot_id)
     if record.node is None:
         return record
-    return working(record, NodeWork(since_s=seen.now_s, at_once=True, accepted=record.node.accepted))
+    was = record.node
+    kept = NodeWork(since_s=seen.now_s, at_once=True, accepted=was.accepted, spent=was.spent, spent_why=was.spent_why)
+    return working(record, kept)

@@ -80,6 +80,20 @@ def unadmitted(seen: NodeSeen) -> tuple[Stored[Pod], ...]:
     )
 
 
+def owner_of(seen: NodeSeen, holder: Holder, pods: Iterable[PodName]) -> Stored[Pod] | None:
+    """The pod that a process runs in, by its container; pods: those that hold the place where it was seen.
+
+    Where its container is not known yet, the only pod that holds the place is it. None for a process of the host.
+    """
+    if not holder.container:
+        return None
+    for pod in seen.pods:
+        if holder.container in pod.value.container_ids:
+            return pod
+    names = tuple(pods)
+    return next((p for p in seen.pods if (p.namespace, p.name) == names[0]), None) if len(names) == 1 else None
+
+
 def _unlisted(seen: NodeSeen) -> Iterable[Stored[Pod]]:
     listed = {(one.namespace, one.pod) for one in seen.devices or ()}
     return (p for p in seen.pods if p.value.gpus and p.value.phase == "Running" and (p.namespace, p.name) not in listed)

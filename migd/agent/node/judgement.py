@@ -8,14 +8,16 @@ from typing import Final, cast
 
 from migd.agent.driving import NEXT_COMMAND
 from migd.agent.node.advertising import differing
+from migd.agent.node.draining import answers, waiting_for
 from migd.agent.node.guarding import guard
+from migd.agent.node.holding import owner_of
 from migd.agent.node.moments import Judged, View, in_debt, work_of
 from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.turning import RETRY, held_of
 from migd.agent.records import AS_WISHED, Cause, NodeWork, Record, Stage
 from migd.kube.stored import Stored
 from migd.plans.conditions import MOVING, WELL, Phase, Reason, Said, Status, cut
-from migd.plans.partitions import BlockerDoc, Partition, Pod
+from migd.plans.partitions import BlockerDoc, EvictionDoc, Partition, Pod
 from migd.plans.preview import Blocker
 
 BLOCKERS_MAX: Final = 64
@@ -28,9 +30,10 @@ _DAEMONS: Final[Mapping[str, str]] = {
     "nvidia-cuda-mps-server": "mps",
     "nvidia-cuda-mps-control": "mps",
 }
-_DRAINING: Final[frozenset[Stage]] = frozenset({"Closing", "Settling", "Pausing", "Backing"})
+_DRAINING: Final[frozenset[Stage]] = frozenset({"Closing", "Draining", "Settling", "Pausing", "Backing"})
 _CHANGING: Final[frozenset[Stage]] = frozenset({"Applying", "Refreshing"})
 _SHOWING: Final[frozenset[Stage]] = frozenset({"Opening", "Verifying"})
+_UNDRAINED: Final = frozenset({"InUse", "NeverIdle", "DrainBlocked", "DrainTimeout", "EvictionBudget"})
 _NEXT_TRY: Final = f"it is tried again by itself, or at once with the annotation {RETRY}"
 _TAKES_A_PERSON: Final = frozenset(
     {"Conflict", "DuplicateGPU", "ForeignOwner", "Infeasible", "Invalid", "NotCapable", "UnknownProfile"}
@@ -56,7 +59,7 @@ def judgement_of(record: Record, view: View, judged: Judged, partition: Stored[P
         return Judgement(phase, cause, (), (), 0)
     if phase == "Lost":
         return Judgement(phase, cause, (_said("Ready", "False", cause),), (), 0)
-    blockers = _blockers(view, judged, partition) if phase in ("WaitingForIdle", "Blocked") else ()
+    blockers = _blockers(view, judged, partition) if phase in ("WaitingForIdle", "Draining", "Blocked") else ()
     shown, left_out = blockers[:BLOCKERS_MAX], max(0, len(blockers) - BLOCKERS_MAX)
     return Judgement(phase, cause, _conditions(record, view, judged, partition, phase, cause), shown, left_out)
 
@@ -68,7 +71,7 @@ def _phase(record: Record, view: View, judged: Judged, partition: Stored[Partiti
         return "Lost", Cause("GPUUnhealthy", why)
     given = view.turn is not None and view.turn.id == work.turn and now.uuid in view.turn.orders
     if given or now.uuid in work.before:
-        moving = _moving(record, work, now.uuid)
+        moving = _moving(record, view, judged, now.uuid)
         if moving is not None:
             return moving
     left = _left_out(partition, view.seen)
@@ -109,8 +112,11 @@ def _left_out(partition: Stored[Partition], seen: NodeSeen) -> Cause | None:
     return None if said.reason in WELL else Cause(said.reason, said.message)
 
 
-def _moving(record: Record, work: NodeWork, uuid: str) -> tuple[Phase, Cause] | None:
+def _moving(record: Record, view: View, judged: Judged, uuid: str) -> tuple[Phase, Cause] | None:
     """The phase while its node's transaction is under way; None at rest and while it waits."""
+    work = work_of(record)
+    if work.stage == "Draining":
+        return "Draining", work.denied or waiting_for(work, view, judged)
     if work.stage in _DRAINING:
         message = (
             work.why.message if work.stage == "Backing" and work.why else "the node is closed and its GPU clients pause"
@@ -186,7 +192,7 @@ def _conditions(
 
 
 def _drained(work: NodeWork, cause: Cause, done: bool) -> Said:
-    if work.stage == "Waiting" and cause.reason in ("InUse", "NeverIdle", "DrainTimeout"):
+    if work.stage == "Draining" or (work.stage in ("Waiting", "Backing") and cause.reason in _UNDRAINED):
         return _said("Drained", "False", cause)
     if done or work.stage in ("Rest", "Waiting"):
         return _said("Drained", "True", Cause("NotNeeded", "nothing has to go"))
@@ -213,7 +219,16 @@ def _blockers(view: View, judged: Judged, partition: Stored[Partition]) -> tuple
     now = view.held.gpu(partition.name)
     plan = judged.plans.get(now.uuid) if now is not None else None
     found = [doc for by in (plan.blocked_by if plan else ()) for doc in _docs(view, now.uuid if now else "", by)]
-    return tuple(dict.fromkeys(found))
+    said = answers(view)
+    return tuple(dict.fromkeys(_answered(doc, said) for doc in found))
+
+
+def _answered(doc: BlockerDoc, said: Mapping[str, EvictionDoc]) -> BlockerDoc:
+    """A blocker with what keeps it from being evicted, as the operator says."""
+    one = said.get(doc.pod.uid) if doc.pod is not None else None
+    if one is None or one.reason not in ("DrainBlocked", "EvictionBudget"):
+        return doc
+    return doc.model_copy(update={"reason": one.reason, "pod_disruption_budgets": one.pod_disruption_budgets})
 
 
 def _docs(view: View, uuid: str, by: Blocker) -> Iterable[BlockerDoc]:
@@ -227,7 +242,8 @@ def _docs(view: View, uuid: str, by: Blocker) -> Iterable[BlockerDoc]:
         for pod in pods:
             yield BlockerDoc(reason=by.reason, instance=instance, pod=pod)
         return
-    owner = _by_container(view, holder.container) or (pods[0] if len(pods) == 1 and holder.container else None)
+    found = owner_of(view.seen, holder, view.held.pods.get((uuid, by.instance), ()))
+    owner = None if found is None else Pod(namespace=found.namespace, name=found.name, uid=found.uid)
     program = holder.command.split(" ", 1)[0].rpartition("/")[2]
     yield BlockerDoc(
         reason=by.reason,
@@ -244,12 +260,3 @@ def _named(view: View, name: tuple[str, str]) -> Pod | None:
         (Pod(namespace=p.namespace, name=p.name, uid=p.uid) for p in view.seen.pods if (p.namespace, p.name) == name),
         None,
     )
-
-
-def _by_container(view: View, container: str) -> Pod | None:
-    if not container:
-        return None
-    for pod in view.seen.pods:
-        if container in pod.value.container_ids:
-            return Pod(namespace=pod.namespace, name=pod.name, uid=pod.uid)
-    return None

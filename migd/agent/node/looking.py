@@ -85,15 +85,18 @@ def follow(cluster: Cluster, node_name: str, changed: Callable[[], None]) -> Cac
 
 
 def _status_only(change: Change[Partition]) -> bool:
-    """A status is written by us and by the operator: no reason to look; what others do to ours the next look mends."""
+    """A status is written by us and by the operator: no reason to look, but for what becomes of evictions.
+
+    What others do to ours the next look mends.
+    """
     before, after = change.before, change.after
     if before is None or after is None:
         return False
-    return (before.value.spec, before.annotations, before.deleting) == (
-        after.value.spec,
-        after.annotations,
-        after.deleting,
-    )
+    return _decided_on(before) == _decided_on(after)
+
+
+def _decided_on(partition: Stored[Partition]) -> object:
+    return partition.value.spec, partition.annotations, partition.deleting, partition.value.status.evictions
 
 
 class Looking:

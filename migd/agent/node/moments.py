@@ -10,20 +10,25 @@ from migd.agent.deciding import awaiting, opened
 from migd.agent.driving import cause_of
 from migd.agent.node.bounds import backoff_s
 from migd.agent.node.clients import keeps_from_resets, to_stop
-from migd.agent.node.effects import ChangeNode, StopPlugin
+from migd.agent.node.effects import ChangeNode, Effect, StopPlugin
 from migd.agent.node.holding import Held, held
 from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.turning import Turn, turn_of
+from migd.agent.node.victims import Going, who_goes
 from migd.agent.records import Cause, NodeWork, Outcome, Record, Stage, StepTime
 from migd.kube.owed import closing, owing, paid
 from migd.mig.observed import SeenGpu
 from migd.plans.conditions import time_text
 from migd.plans.preview import GpuPreview
 
+Decided = tuple[Record, Effect | None]
+"""The next record, and the one effect to begin then."""
+
 STEPS_MAX: Final = 40
 _NAMES: Final[Mapping[Stage, str]] = {
     "Waiting": "Wait",
     "Closing": "Close",
+    "Draining": "Drain",
     "Settling": "Settle",
     "Pausing": "Pause",
     "Applying": "Apply",
@@ -55,6 +60,7 @@ class Judged:
     apart: those for which nothing can be begun, with what that makes of them; the others do not wait for them.
     changing: the others on which there is something to do. busy: of those, the ones that somebody uses.
     drifted: of those apart, the ones that were as wished until somebody else changed them, which is only told of.
+    going: who is to be evicted for it; None where nobody is in the way, or no plan of these evicts.
     """
 
     plans: Mapping[str, GpuPreview]
@@ -62,6 +68,7 @@ class Judged:
     changing: tuple[str, ...]
     busy: tuple[str, ...]
     drifted: frozenset[str] = frozenset()
+    going: Going | None = None
 
     @property
     def begun(self) -> Mapping[str, GpuPreview]:
@@ -102,8 +109,26 @@ def judge(record: Record, view: View) -> Judged:
         elif plan.reset and no_resets:  # known before the node is closed, and lasting
             apart[gpu.uuid] = Outcome("Blocked", Cause("ResetRefused", no_resets))
     changing = tuple(uuid for uuid, plan in plans.items() if uuid not in apart and plan.changes)
+    going = _going(record, view, plans, changing)
     busy = tuple(uuid for uuid in changing if plans[uuid].blocked is not None)
-    return Judged(plans, apart, changing, busy, frozenset(drifted))
+    return Judged(plans, apart, changing, busy, frozenset(drifted), going)
+
+
+def _going(record: Record, view: View, plans: dict[str, GpuPreview], changing: tuple[str, ...]) -> Going | None:
+    """Who is to be evicted, where a plan evicts; the layouts in plans are then those that take the fewest."""
+    turn = view.turn
+    evicts = [
+        uuid
+        for uuid in changing
+        if plans[uuid].blocked is not None and turn is not None and turn.desired[uuid].disruption.policy == "Evict"
+    ]
+    if not evicts or turn is None:
+        return None
+    owned = {uuid: record.gpu(uuid).owned for uuid in changing}
+    going = who_goes(work_of(record), view.seen, view.held, turn, plans, changing, owned)
+    for uuid, freed in going.freed.items():
+        plans[uuid] = turn.orders[uuid].plan(plans[uuid].seen, owned[uuid], freed)
+    return going
 
 
 def _drift(gpu: SeenGpu) -> str:
@@ -166,6 +191,8 @@ def attempt(record: Record, view: View, turn: str, **changes: Any) -> Record:
         unadvertised=work.unadvertised,
         wedged_s=work.wedged_s,
         accepted=work.accepted,
+        spent=work.spent,
+        spent_why=work.spent_why,
     )
     return enter(working(record, replace(fresh, **changes)), "Waiting", view)
 

@@ -1,4 +1,4 @@
-"""Closed, before anything is changed: let the scheduler settle, pause GPU clients, look again; or back out and open."""
+"""Closed, before anything is changed: let the scheduler settle, pause GPU clients, look once more."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import replace
 from migd.agent.deciding import under_way
 from migd.agent.driving import parked
 from migd.agent.node.advertising import advertised
-from migd.agent.node.beginning import Decided
+from migd.agent.node.backing import leaving
 from migd.agent.node.bounds import (
     CLIENTS_MAX_S,
     CLOSED_MAX_S,
     KUBELET_LOOK_S,
-    KUBELET_TELLS_S,
     POLL_S,
     SETTLE_S,
 )
@@ -20,24 +19,21 @@ from migd.agent.node.clients import (
     by_labels,
     client_labels,
     paused_still_there,
-    plugins,
     stoppable,
     to_pause,
     to_stop,
 )
+from migd.agent.node.draining import drains
 from migd.agent.node.effects import ChangeNode, Effect, LookAgain, StopPlugin, Wait
-from migd.agent.node.guarding import guard
 from migd.agent.node.holding import unadmitted
 from migd.agent.node.moments import (
+    Decided,
     Judged,
     View,
     back_out,
     begun,
     enter,
-    in_debt,
     judge,
-    not_before,
-    pay,
     shut,
     work_of,
     working,
@@ -45,23 +41,23 @@ from migd.agent.node.moments import (
 from migd.agent.records import Cause, Outcome, PauseKind, Record
 from migd.kube import owed
 from migd.kube.owed import owed_of
-from migd.plans.conditions import time_text
 
 
 def close(record: Record, view: View) -> Decided:
     """Put our taint on the node, with the debt that says whose it is."""
-    record, left = _leaving(record, view)
+    record, left = leaving(record, view)
     if left:
         return record, LookAgain()
     node = view.seen.node
     if not node.value.closed or owed_of(node) is None:
         return record, shut(view, work_of(record).turn)
-    return enter(record, "Settling", view), LookAgain()
+    judged = judge(record, view)
+    return enter(record, "Draining" if judged.busy and drains(judged) else "Settling", view), LookAgain()
 
 
 def settle(record: Record, view: View) -> Decided:
     """Pods may still be bound for a moment. Go on when each that asks for devices has them, and all is idle."""
-    record, left = _leaving(record, view)
+    record, left = leaving(record, view)
     if left:
         return record, LookAgain()
     if not view.seen.node.value.closed:
@@ -69,6 +65,9 @@ def settle(record: Record, view: View) -> Decided:
     ready_s = work_of(record).since_s + SETTLE_S
     if view.now_s < ready_s:
         return record, Wait(ready_s - view.now_s, "the scheduler may still bind pods")
+    judged = judge(record, view)
+    if judged.busy and drains(judged):  # bound in the moment after the taint, or made anew: asked to go as the others
+        return enter(record, "Draining", view), LookAgain()
     why = _not_yet(record, view, ready_s)
     if why is None:
         return enter(record, "Pausing", view, pause=_kind(view)), LookAgain()
@@ -79,7 +78,7 @@ def settle(record: Record, view: View) -> Decided:
 
 def pause(record: Record, view: View) -> Decided:
     """Pause GPU clients, wait until they are gone and nothing can be handed out, look once more; then change."""
-    record, left = _leaving(record, view)
+    record, left = leaving(record, view)
     if left:
         return record, LookAgain()
     if not view.seen.node.value.closed:
@@ -105,42 +104,6 @@ def pause(record: Record, view: View) -> Decided:
     if still.reason == "Waiting" and not late:
         return record, Wait(POLL_S, still.message)
     return _given_up(record, view, still), LookAgain()
-
-
-def back(record: Record, view: View) -> Decided:
-    """Nothing was changed: open the node, then wait again, or rest where the turn was taken back.
-
-    Where the plugin was stopped the kubelet is given time to say so first: a pod that is bound to what it still
-    advertises would be refused for good.
-    """
-    work = work_of(record)
-    if in_debt(view):
-        runs = any(not pod.deleting for pod in plugins(view.seen))
-        left_s = work.since_s + KUBELET_TELLS_S - view.now_s
-        if work.paused_s is not None and not runs and advertised(view.seen.node.value) and left_s > 0:
-            return record, Wait(min(KUBELET_LOOK_S, left_s), "the kubelet still advertises what nobody hands out")
-        return record, pay(view)
-    over = {"ended_at": time_text(view.seen.wall), "closed_s": None, "paused_s": None, "pause": ""}
-    if view.turn is None or view.turn.id != work.turn:
-        half_done = not_before(work, view) if record.open else {}
-        return enter(record, "Rest", view, turn="", **over, **half_done), LookAgain()
-    if work.why is None:
-        return enter(record, "Waiting", view, **over), LookAgain()
-    return enter(record, "Waiting", view, **over, **not_before(work, view)), LookAgain()
-
-
-def _leaving(record: Record, view: View) -> tuple[Record, bool]:
-    """Back out where nothing is to be done any more, or may be; what a crash left half done is finished in any case."""
-    if under_way(record):
-        return record, False
-    if view.turn is None or view.turn.id != work_of(record).turn:
-        return back_out(record, view, Cause("Waiting", "the turn was taken back before anything was changed")), True
-    why = guard(view.seen)
-    if why is not None:
-        return back_out(record, view, why), True
-    if not judge(record, view).changing:
-        return back_out(record, view, None), True
-    return record, False
 
 
 def _given_up(record: Record, view: View, why: Cause) -> Record:
@@ -170,6 +133,8 @@ def _not_yet(record: Record, view: View, listed_s: float) -> Cause | None:
     if under_way(record):
         return None
     judged = judge(record, view)
+    if judged.busy and judged.going is not None and judged.going.stuck is not None and judged.going.stuck.message:
+        return Cause("InUse", judged.going.stuck.message)
     used = [judged.plans[uuid].blocked for uuid in judged.busy]
     return Cause("InUse", "; ".join(b.message for b in used if b is not None)) if used else None
 

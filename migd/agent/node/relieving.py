@@ -23,7 +23,7 @@ def relief(record: Record, node: Stored[Node], boot_id: str, now_s: float) -> Ch
     if not owing(node):
         return None
     work = work_of(record)
-    closed_s = work.closed_s if work.stage in ("Closing", "Settling", "Pausing") else None
+    closed_s = work.closed_s if work.stage in ("Closing", "Draining", "Settling", "Pausing") else None
     since_s = next(s for s in (work.paused_s, closed_s, work.since_s) if s is not None)
     if record.boot_id == boot_id and now_s - since_s <= PAUSE_MAX_S:
         return None

@@ -13,8 +13,10 @@ from migd.agent.node.showing import board_doc, observed_doc, previous_doc, same_
 from migd.agent.records import Record
 from migd.kube.stored import OURS, Stored
 from migd.plans.conditions import HALF_WAY, MESSAGE_MAX, MOVING, WELL, Phase, cut, following
-from migd.plans.partitions import Partition, PartitionStatus
+from migd.plans.partitions import Partition, PartitionStatus, Pod
 
+VICTIMS_MAX: Final = 256
+"""So many pods of a GPU are named at a time, as its definition has it; the rest when these have gone."""
 COALESCE_S: Final = 30.0
 """A change of use alone is told no more often: a job that starts is not a write."""
 
@@ -81,9 +83,19 @@ def _status(record: Record, view: View, judged: Judged, partition: Stored[Partit
         observed=observed_doc(now, ours.owned) if now is not None and readable and not steady else was.observed,
         blockers=said.blockers,
         blockers_left_out=said.blockers_left_out,
+        victims=_victims(record, partition),
         last_transition=transition,
         previous=previous_doc(ours.before) or was.previous,
     )
+
+
+def _victims(record: Record, partition: Stored[Partition]) -> tuple[Pod, ...]:
+    """The pods on this GPU that the operator is to evict; by uid, as the API server keeps them."""
+    work = work_of(record)
+    mine = next((pods for uuid, pods in work.victims.items() if uuid.lower() == partition.name), ())
+    if work.stage != "Draining":
+        return ()
+    return tuple(Pod(namespace=p.namespace, name=p.name, uid=p.uid) for p in sorted(mine)[:VICTIMS_MAX])
 
 
 def _ours(status: PartitionStatus) -> PartitionStatus:

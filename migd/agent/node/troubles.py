@@ -50,6 +50,7 @@ def _with(partition: Stored[Partition], phase: Phase, reason: Reason, message: s
             "reason": reason,
             "message": cut(message, MESSAGE_MAX),
             "conditions": following(before.conditions, said, partition.generation, now),
+            "victims": (),  # who cannot remember whom it asked must ask nobody
             "evictions": (),
         }
     )

@@ -11,8 +11,8 @@ from migd.agent.node.seeing import NodeSeen
 from migd.agent.orders import Goal, Order
 from migd.agent.records import NodeWork
 from migd.kube.stored import Stored
-from migd.plans.partitions import Desired, Partition
-from migd.plans.plan import GpuSelector, Rule
+from migd.plans.partitions import Desired, Partition, Switch
+from migd.plans.plan import GpuSelector, InstanceRule, Rule
 
 HOLD: Final = "migd.dev/hold"
 RETRY: Final = "migd.dev/retry"
@@ -60,7 +60,9 @@ def held_of(partition: Stored[Partition], seen: NodeSeen) -> str:
 
 
 def _turn(turn: str, group: Iterable[Stored[Partition]], seen: NodeSeen) -> Turn:
-    return _of_goals(turn, group, seen, lambda _uuid, desired: _rule(desired))
+    return _of_goals(
+        turn, group, seen, lambda _uuid, desired: _rule(desired.mig, desired.instances, desired.allow_empty)
+    )
 
 
 def _restoring(ours: Iterable[Stored[Partition]], seen: NodeSeen, work: NodeWork) -> Turn | None:
@@ -87,8 +89,8 @@ def _of_goals(
 
 
 @lru_cache(maxsize=256)
-def _rule(desired: Desired) -> Rule:
+def _rule(mig: Switch, instances: tuple[InstanceRule, ...], allow_empty: bool) -> Rule:
     every = GpuSelector(every=True)
-    if desired.mig == "Disabled":
+    if mig == "Disabled":
         return Rule(gpus=every, mig="Disabled")
-    return Rule(gpus=every, instances=desired.instances, allow_empty=desired.allow_empty)
+    return Rule(gpus=every, instances=instances, allow_empty=allow_empty)

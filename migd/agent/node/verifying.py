@@ -6,13 +6,16 @@ That GPUs are as wished and the kubelet does not show it is no reason to touch t
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from migd.agent.node.advertising import differing
+from migd.agent.node.backing import NOBODY
 from migd.agent.node.bounds import BACKOFF_MAX_S, KUBELET_LOOK_S, NUDGE_S, POLL_S, VERIFY_MAX_S
 from migd.agent.node.clients import by_labels, hang_up, plugins
 from migd.agent.node.effects import Effect, LookAgain, Wait
 from migd.agent.node.moments import View, enter, in_debt, judge, not_before, pay, work_of, working
 from migd.agent.node.turning import RESTORE
+from migd.agent.node.victims import in_vain
 from migd.agent.records import Cause, NodeWork, Record
 from migd.mig.geometry import Layout
 from migd.plans.conditions import time_text
@@ -73,7 +76,8 @@ def finished(record: Record, view: View, unadvertised: Cause | None) -> tuple[Re
         elif now is not None and uuid not in drifted:
             accepted[uuid] = Layout(now.mig_on, record.gpu(uuid).owned & now.geometry)
     turn = "" if work.turn == RESTORE and well else work.turn
-    again = {"tries": 0, "not_before_s": 0.0} if well else not_before(work, view)
+    again: dict[str, Any] = {"tries": 0, "not_before_s": 0.0} if well else not_before(work, view)
+    again |= {"spent": (), "spent_why": None} if well else {"spent_why": _in_vain(record, view)}
     record = enter(
         record,
         "Rest",
@@ -89,9 +93,20 @@ def finished(record: Record, view: View, unadvertised: Cause | None) -> tuple[Re
         short_s=None,
         why=None,
         at_once=False,
+        **NOBODY,
         **again,
     )
     return record, LookAgain()
+
+
+def _in_vain(record: Record, view: View) -> Cause | None:
+    """What a drain came to that is spent: pods have gone, and a GPU is not as wished all the same."""
+    work = work_of(record)
+    if not work.spent:
+        return None
+    outcomes = [record.gpu(uuid).outcome for uuid in (view.turn.orders if view.turn is not None else ())]
+    bad = next((o.cause.message for o in outcomes if o is not None and o.phase != "Ready"), "")
+    return in_vain(Cause("NVMLError", bad)) if bad and work.asked else work.spent_why
 
 
 def _unadvertised(view: View, odd: str) -> Cause:

@@ -21,6 +21,8 @@ SEEDS = 40
 WISHES: list[list[str] | None] = [None, ["4x1g.6gb"], ["2x2g.12gb"], ["1x2g.12gb", "2x1g.6gb"], ["1x4g.24gb"]]
 STARTS = [None, "", "1g@0 1g@1 1g@2 1g@3", "2g@0 2g@2", "2g@2 1g@0"]
 RESOURCES = ["nvidia.com/gpu", "nvidia.com/mig-1g.6gb", "nvidia.com/mig-2g.12gb"]
+DRAIN_S = 120.0
+"""What a plan gives a drain here."""
 AWAY_S = 40.0
 """The longest that an agent which died is away here."""
 
@@ -33,15 +35,32 @@ def _dies(random: Random, likely: float) -> Callable[[str], None]:
     return crash
 
 
+def _wish(node: ToyNode, random: Random, turn: int) -> None:
+    wishes = {g.index: random.choice(WISHES) for g in node.gpus if random.random() < 0.8}
+    policy = random.choice(("WaitForIdle", "Evict", "Evict"))
+    plan = {"name": "p", "uid": "uid-p", "generation": turn + 1}
+    node.wish(f"{turn:08x}", wishes, plan=plan, disruption={"policy": policy, "timeout": f"{DRAIN_S:.0f}s"})
+
+
+def _occupy(node: ToyNode, random: Random) -> None:
+    """Pods that run for good on some of what is there."""
+    for gpu in node.gpus:
+        for instance in sorted(gpu.made):
+            if random.random() < 0.5:
+                resource = f"mig-{instance.profile}"
+                place = f"{instance.profile.partition('.')[0]}@{instance.placement.start}"
+                name = f"pod-{gpu.index}-{instance.placement.start}"
+                node.run_pod(name, resource, gpu.index, place, again=random.random() < 0.3)
+
+
 def _disturb(node: ToyNode, random: Random, turn: int) -> None:
     """One thing that happens by itself."""
     gpu = random.choice(node.gpus)
-    match random.randrange(12):
+    match random.randrange(14):
         case 0 | 1 | 2:
             node.submit(f"job-{turn}", random.choice(RESOURCES), random.choice((5.0, 60.0, 400.0)))
         case 3 | 4:
-            wishes = {g.index: random.choice(WISHES) for g in node.gpus if random.random() < 0.8}
-            node.wish(f"{turn:08x}", wishes)
+            _wish(node, random, turn)
         case 5:
             node.withdraw(keep_wish=random.random() < 0.5)
         case 6:
@@ -57,6 +76,12 @@ def _disturb(node: ToyNode, random: Random, turn: int) -> None:
             node.refresh_fails = not node.refresh_fails
         case 11:
             node.annotate(gpu.index, "migd.dev/retry")
+        case 12 | 13:
+            for pod in [p for p in node.pods.values() if p.resource]:
+                pod.budget = random.choice(("", "", "budget"))
+                pod.again, tolerates = random.random() < 0.3, random.random() < 0.2
+                pod.tolerates = pod.tolerates if pod.bound else tolerates
+                pod.grace_s = random.choice((1.0, 30.0, 300.0))
 
 
 def _reboot(node: ToyNode) -> None:
@@ -86,18 +111,21 @@ def _run(node: ToyNode, seconds: float, crash: Callable[[str], None]) -> None:
 def test_whatever_happens_nothing_forbidden_is_done_and_the_node_comes_to_rest(
     install: str, soak: int, first_seed: int
 ) -> None:
+    evicted = 0
     for seed in range(first_seed, first_seed + SEEDS * soak):
         random = Random(f"{install} {seed}")
         starts = [random.choice(STARTS) for _ in range(random.choice((1, 2)))]
         node = ToyNode(starts, install, seed)
-        if random.random() < 0.5:
+        if random.random() < 0.7:
             node.own_by_hand()
+            _occupy(node, random)
         node.cordoned = random.random() < 0.1
         if install == "Operator" and random.random() < 0.3:
             node.labels[f"{DEPLOY}dcgm"] = "false"
         labels, taints, cordoned = dict(node.labels), node.taints, node.cordoned
         crash = _dies(random, random.choice((0.0, 0.01, 0.05)))
         where = f"{install}, seed {seed}"
+        _wish(node, random, 0)
         for turn in range(1, 12):
             _disturb(node, random, turn)
             _run(node, random.choice((1.0, 10.0, 30.0, 300.0)), crash)
@@ -124,4 +152,6 @@ def test_whatever_happens_nothing_forbidden_is_done_and_the_node_comes_to_rest(
         expected = "Failed" if install == "None" else "Ready"
         assert node.phases() == [expected] * len(node.gpus), f"{where}: {node.reasons()}"
         longest = CLOSED_MAX_S + CLIENTS_MAX_S + PAUSE_MAX_S + SETTLE_S
-        assert node.longest_closed <= longest + 12 * AWAY_S, where
+        assert node.longest_closed <= longest + DRAIN_S + 12 * AWAY_S, where
+        evicted += len(node.evicted)
+    assert evicted, "these stories are also about drains"

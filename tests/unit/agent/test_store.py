@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from migd.agent.records import AwaitingReboot, Cause, GpuRecord, NodeWork, Outcome, Record, StepTime, Transaction
+from migd.agent.records import (
+    AwaitingReboot,
+    Cause,
+    GpuRecord,
+    NodeWork,
+    Outcome,
+    PodRef,
+    Record,
+    StepTime,
+    Transaction,
+)
 from migd.agent.store import FileStore, RecordError, decode, encode
 from migd.mig.geometry import GpuInstance, Layout
 from migd.mig.profiles import Placement
@@ -47,10 +58,11 @@ gpus = st.builds(
 )
 steps = st.builds(StepTime, st.text(max_size=8), st.text(max_size=8), st.floats(0, 1e9), st.none() | st.integers(0, 9))
 texts = st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2)
+pods = st.lists(st.builds(PodRef, *[st.text(max_size=5)] * 3), max_size=2).map(tuple)
 works = st.builds(
     NodeWork,
     turn=st.text(max_size=8),
-    stage=st.sampled_from(["Rest", "Settling", "Applying"]),
+    stage=st.sampled_from(["Rest", "Draining", "Settling", "Applying"]),
     since_s=st.floats(0, 1e9),
     closed_s=st.none() | st.floats(0, 1e9),
     pause=st.sampled_from(["", "Labels"]),
@@ -63,6 +75,11 @@ works = st.builds(
     before=texts,
     after=texts,
     accepted=st.dictionaries(st.text(max_size=5), layouts, max_size=2),
+    victims=st.dictionaries(st.text(max_size=5), pods, max_size=2),
+    asked=pods,
+    gone_s=st.none() | st.floats(0, 1e9),
+    spent=st.lists(st.text(max_size=8), max_size=2).map(tuple),
+    spent_why=st.none() | causes,
 )
 records = st.builds(
     Record,
@@ -81,7 +98,14 @@ def test_a_record_reads_back_equal(record: Record) -> None:
 def test_a_record_that_was_written_before_there_were_nodes_is_read() -> None:
     text = '{"version": 1, "bootId": "a", "orderId": "b", "gpus": {}}'
     assert decode(text) == Record("a", "b")
-    assert '"version": 2' in encode(decode(text))
+    assert '"version": 3' in encode(decode(text))
+
+
+def test_a_record_that_was_written_before_there_were_drains_is_read() -> None:
+    body = json.loads(encode(Record("a", "b", node=NodeWork(turn="t", stage="Settling"))))
+    for key in ("victims", "asked", "gone_s", "stuck_s", "spent", "spent_why"):
+        del body["node"][key]
+    assert decode(json.dumps(body | {"version": 2})) == Record("a", "b", node=NodeWork(turn="t", stage="Settling"))
 
 
 def test_there_is_no_record_at_first(tmp_path: Path) -> None:
@@ -98,11 +122,11 @@ def test_what_was_saved_last_is_loaded(tmp_path: Path) -> None:
 
 def test_a_record_of_a_newer_migd_is_left_to_that(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    path.write_text('{"version": 3, "gpus": []}')
-    with pytest.raises(RecordError, match="version 3, which a newer migd wrote") as caught:
+    path.write_text('{"version": 4, "gpus": []}')
+    with pytest.raises(RecordError, match="version 4, which a newer migd wrote") as caught:
         FileStore(tmp_path).load()
     assert "move the file away" not in str(caught.value)
-    assert path.read_text() == '{"version": 3, "gpus": []}'
+    assert path.read_text() == '{"version": 4, "gpus": []}'
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,211 @@
+"""A cluster with one real node, on which everything runs as pods; nothing in it is simulated but NVML.
+
+It has what `integration.acting` and `integration.promises` use of a cluster of simulated nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import yaml
+
+from controlplane.api import Json
+from controlplane.audit import AuditLog
+from controlplane.deploying import NAMESPACE, DeployError, applied
+from controlplane.nodes_styles import HELM, node_labels
+from controlplane.processes import Ports, StartError, until
+from controlplane.real_node import RealNode
+from controlplane.real_overlays import AGENT, OPERATOR, device_plugin, overlay
+from controlplane.running import ControlPlane
+from migd.kubelet.podresources import KubeletPodResources
+from migd.kubelet.ports import PodDevices
+from migd.sim.spec import parse_spec
+
+NODE: Final = "real"
+_READY_S: Final = 120.0
+_LOOK_S: Final = 0.3
+_MIGD: Final = "/apis/migd.dev/v1alpha1"
+_KINDS: Final = ("gpupartitionplans", "gpupartitions")
+
+
+class RealCluster:
+    """One cluster. Use it as a context, or call `start` and `stop`.
+
+    folder: for the control plane, with all logs. spec: the node's GPUs. base: the overlay of deploy/ that migd is
+    installed by. migd: whether it is installed at all. instead: a program in one file that runs as the agent, such as
+    one that kills itself where a test says.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: str = "2xa100-80gb",
+        *,
+        base: str = "simulated",
+        migd: bool = True,
+        instead: Path | None = None,
+        programs: Path | None = None,
+        say: Callable[[str], None] = lambda _line: None,
+    ) -> None:
+        self.plane = ControlPlane(folder, programs)
+        labels = node_labels(HELM, "mixed", parse_spec(spec)[0].name)
+        self.real = RealNode(self.plane, NODE, spec, labels, tools=[instead] if instead else [])
+        self.nodes = {NODE: self.real}
+        self._base = base
+        self._migd = migd
+        self._instead = instead.name if instead else ""
+        self._say = say
+        self._ports = Ports()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # ---- coming and going
+
+    def start(self) -> None:
+        """Start everything and wait until it is ready; StartError or DeployError, with all stopped again."""
+        try:
+            self._say("starting containerd")
+            self.real.begin()
+            self._say("starting etcd, API server, controllers and scheduler")
+            self.plane.start()
+            self._say("starting the kubelet")
+            self.real.start()
+            applied(self.plane, device_plugin(), "the device plugin")
+            if self._migd:
+                self.install()
+            self._wait("the device plugin", lambda: bool(self.allocatable()))
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End everything; the folder stays, with the logs."""
+        self.real.stop()
+        self.plane.stop()
+        self._ports.close()
+
+    def install(self) -> None:
+        """Install migd by `kubectl apply -k`, and wait until its pods are ready."""
+        self._say(f"applying deploy/overlays/{self._base}")
+        self.apply_k(self.overlay())
+        self._say("waiting for migd")
+        for program in (OPERATOR, AGENT):
+            self._wait(program.name, lambda name=program.name: self._is_ready(name))
+
+    def overlay(self) -> Path:
+        """A folder with the overlay of this cluster."""
+        folder = self.plane.folder / "overlay"
+        folder.mkdir(exist_ok=True)
+        server = ("127.0.0.1", self.plane.port)
+        ports = {program: self._ports.take() for program in (OPERATOR, AGENT)}
+        name, spec = self.real.keys.name, self.real.spec
+        document = overlay(folder.resolve(), name, server, ports, spec, self._base, self._instead)
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+        return folder
+
+    def apply_k(self, folder: Path) -> None:
+        """`kubectl apply -k`, as an admin does it; again where kinds were only just defined. DeployError otherwise."""
+        said: list[subprocess.CompletedProcess[str]] = []
+
+        def done() -> bool:
+            said.append(self.kubectl("apply", "--server-side", "-k", str(folder)))
+            return said[-1].returncode == 0
+
+        if not until(done, 30.0, 1.0):
+            raise DeployError(f"cannot apply {folder}: {said[-1].stderr.strip()}")
+
+    # ---- what is in it
+
+    @property
+    def audit(self) -> AuditLog:
+        """Who asked the API server for what."""
+        return self.plane.audit
+
+    def kubectl(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """kubectl as the admin; the caller looks at the exit status."""
+        return self.plane.kubectl(*words, stdin=stdin)
+
+    def apply(self, *documents: Json) -> None:
+        """Apply objects as the admin; DeployError where one is refused."""
+        applied(self.plane, documents, ", ".join(f"{one['kind']} {one['metadata']['name']}" for one in documents))
+
+    def node(self, name: str = NODE) -> Any:
+        """The Node as it is now."""
+        return self.plane.admin.get(f"/api/v1/nodes/{name}").object()
+
+    def allocatable(self, name: str = NODE) -> dict[str, int]:
+        """What the node offers under nvidia.com/."""
+        found = self.node(name)["status"].get("allocatable") or {}
+        return {resource: int(n) for resource, n in found.items() if resource.startswith("nvidia.com/")}
+
+    def pods(self, selector: str = "", namespace: str = "default") -> list[Json]:
+        """The pods of a namespace, or those with these labels, by name."""
+        where = {"labelSelector": selector} if selector else {}
+        found = self.plane.admin.get(f"/api/v1/namespaces/{namespace}/pods", **where).object()["items"]
+        return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def program(self, name: str) -> Json:
+        """The one pod of `migd-operator` or `migd-agent`."""
+        (found,) = self._pods_of(name)
+        return found
+
+    def held(self) -> tuple[PodDevices, ...]:
+        """What every pod holds, by the kubelet's own word."""
+        return asyncio.run(KubeletPodResources(self.real.place.kubelet).held())
+
+    def mig_uuids(self, pod: Json) -> tuple[str, ...]:
+        """The devices that a pod holds, by the kubelet's own word."""
+        name = (pod["metadata"]["namespace"], pod["metadata"]["name"])
+        return tuple(sorted(i for one in self.held() if (one.namespace, one.pod) == name for i in one.device_ids))
+
+    def seen_uuids(self, pod: Json) -> tuple[str, ...]:
+        """The devices that a pod's program sees, by its environment."""
+        pids = self.real.pids(pod["metadata"]["uid"])
+        found = {self.real.variables(pid).get("NVIDIA_VISIBLE_DEVICES", "") for pid in pids}
+        return tuple(sorted(uuid for given in found for uuid in given.split(",") if uuid))
+
+    def kill(self, pod: Json) -> None:
+        """SIGKILL to every process of a pod, as in a crash; its kubelet starts them again."""
+        for pid in self.real.pids(pod["metadata"]["uid"]):
+            os.kill(pid, signal.SIGKILL)
+
+    def log(self, pod: Json) -> str:
+        """What the containers of a pod said, all starts together."""
+        metadata = pod["metadata"]
+        folder = self.real.place.pod_logs / f"{metadata['namespace']}_{metadata['name']}_{metadata['uid']}"
+        return "".join(path.read_text(errors="replace") for path in sorted(folder.glob("*/*.log")))
+
+    # ---- waiting
+
+    def _wait(self, what: str, ready: Callable[[], bool]) -> None:
+        if until(ready, _READY_S, _LOOK_S):
+            return
+        pods = self.kubectl("get", "pods", "-A", "-o", "wide").stdout
+        ours = self.pods(namespace=NAMESPACE)
+        logs = "\n".join(f"{pod['metadata']['name']}:\n{self.log(pod)[-2000:]}" for pod in ours)
+        raise StartError(f"{what} did not get ready within {_READY_S:.0f} s; logs: {self.plane.logs}\n{pods}\n{logs}")
+
+    def _is_ready(self, name: str) -> bool:
+        return any(
+            (condition["type"], condition["status"]) == ("Ready", "True")
+            for pod in self._pods_of(name)
+            for condition in pod.get("status", {}).get("conditions", ())
+        )
+
+    def _pods_of(self, name: str) -> list[Json]:
+        found = self.pods(f"app.kubernetes.io/name={name}", NAMESPACE)
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
