@@ -82,13 +82,10 @@ def told_body(write: StatusWrite) -> Json:
 def status_body(status: PlanStatus, seen: Stored[PlanObject]) -> Json:
     """A plan's status, all of which is the operator's.
 
-    Where it counts other evictions than were seen, it is only written on what was seen: so a cache that is late, as of
-    an operator that has just taken over, makes no count smaller.
+    It is only written on what was seen: so a cache that is late, as of an operator that has just taken over, makes no
+    count of evictions smaller.
     """
-    body: Json = {"status": plan_status_document(status)}
-    if seen.value.status is None or seen.value.status.evictions != status.evictions:
-        body["metadata"] = {"resourceVersion": seen.resource_version}
-    return body
+    return {"metadata": {"resourceVersion": seen.resource_version}, "status": plan_status_document(status)}
 
 
 class Writer:
