@@ -44,7 +44,18 @@ def test_the_details_add_up_to_the_preview_in_the_status():
         for part in ("keep", "destroy", "create"):
             assert totals[part] == sum(number(getattr(one.judged, part)) for one in found)
         heads, *rows = table(found).splitlines()
-        assert heads.split() == ["NODE", "GPU", "FROM", "KEEP", "DESTROY", "CREATE", "MIG", "REASON", "MESSAGE"]
+        assert heads.split() == [
+            "NODE",
+            "GPU",
+            "FROM",
+            "KEEP",
+            "DESTROY",
+            "CREATE",
+            "EVICT",
+            "MIG",
+            "REASON",
+            "MESSAGE",
+        ]
         assert rows[0].split() == ["n1", "0", "7g.80gb", "7g.80gb", "2×3g.40gb"]
         assert rows[2].split() == ["n1", "2", "MIG", "off", "2×3g.40gb", "Enable", "reset"]
         assert exit_code(found) == CHANGES

@@ -168,9 +168,9 @@ def test_a_plan_that_is_stored_but_not_valid_is_told_so_and_moves_nothing():
         async with world.operator():
             await world.until(lambda: ready(world))
             before = world.partitions()[0].spec
-            world.merge(f"{API}/gpupartitionplans/p", {"spec": {"disruption": {"policy": "Evict"}}})
+            world.merge(f"{API}/gpupartitionplans/p", {"spec": {"disruption": {"policy": "Later"}}})
             await world.until(lambda: world.said("p", "Accepted") == ("False", "Invalid"))
-            assert "Evict is not in this version yet" in world.status("p")["message"]
+            assert "Later" in world.status("p")["message"]
             await asyncio.sleep(30)
             assert world.partitions()[0].spec == before
             assert world.assigned() == {gpu_name("n1", 0): ("False", "Invalid")}
