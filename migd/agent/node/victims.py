@@ -28,6 +28,9 @@ NOT_AGAIN: Final = (
     "nobody is evicted for it again until the plan is edited or a GPUPartition of the node gets the annotation "
     "migd.dev/retry; what must go is waited for"
 )
+NO_REQUEST: Final = (
+    "it holds the GPU without asking for one, so that it is no pod of a GPU to the cluster: end it by hand"
+)
 CAME_BACK: Final = "it is there although the node is closed: it tolerates migd.dev/changing, so evicting it is no use"
 
 
@@ -239,6 +242,8 @@ class _People:
             return True
         how = self._turn.desired[uuid].disruption
         why = may_not_go(pod.value, how.protect, how.allow)
+        if not (pod.value.gpus or pod.value.claims):
+            why = NO_REQUEST
         if not why and self._asked and pod.value.tolerates and pod.uid not in {one.uid for one in self._asked}:
             why = CAME_BACK
         if why:

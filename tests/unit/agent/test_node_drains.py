@@ -121,12 +121,14 @@ def test_nobody_is_asked_while_another_gpu_of_the_node_could_not_go_on() -> None
         ({"owner": ""}, {}, "Unmanaged"),
         ({"owner": "DaemonSet"}, {}, "DaemonSet"),
         ({"empty_dir": True}, {}, "EmptyDir"),
+        ({"resource": ""}, {}, "without asking"),
         ({"labels": {"keep": "yes"}}, {"protect": {"matchLabels": {"keep": "yes"}}}, "protect"),
     ],
 )
 def test_who_may_not_go_is_waited_for_with_the_node_open(pod: dict[str, Any], disruption: Any, says: str) -> None:
     node = ready()
-    node.run_pod("p", ONE, 0, "1g@0", **pod)
+    node.run_pod("p", ONE, 0, "1g@0", **{key: value for key, value in pod.items() if key != "resource"})
+    node.pods["p"].resource = pod.get("resource", node.pods["p"].resource)
     edit(node, "bbbbbbbb", {0: ["2x2g.12gb"]}, disruption={**EVICT["disruption"], **disruption})
     node.run(3600)
     assert not node.effects or not node.closed
