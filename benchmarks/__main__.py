@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fleet, footprint, planning, quality, report, saving, transactions
+from benchmarks import evicting, fleet, footprint, planning, quality, report, saving, transactions
 
 PARTS = ("planning", "quality", "footprint", "transactions", "fleet")
 
@@ -40,6 +40,7 @@ def run(parts: Iterable[str], *, small: bool = False) -> dict[str, Any]:
 def _planning(small: bool) -> Iterable[tuple[str, list[Any], list[tuple[str, ...]]]]:
     builds, cases, asked = (2, 20, 10) if small else (30, 3000, 300)
     results = [one for variant in planning.BOARDS for one in planning.planning(variant, builds, cases, asked)]
+    results += evicting.evicting(20 if small else 3000, asked)
     yield "planning", results, report.planning_rows(results)
 
 

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-from boards import board_of
-from proof.twin import Twin, Wish
+from boards import board, board_of
+from proof.drains import Gpu
+from proof.twin import Place, Twin, Wish
 
+from migd.mig.evicting import Occupied
 from migd.mig.geometry import Geometry, GpuInstance
 from migd.mig.profiles import Placement
 from migd.mig.transition import Refusal, Transition, transition
@@ -145,3 +147,21 @@ class Judge:
         current, busy, wish = case
         there, held = self.twin.members(current), self.twin.members(busy)
         return f"{what}: there is {there}, in use {held}, wanted {wish}"
+
+
+def occupied(gpu: Gpu) -> Occupied:
+    """A GPU of a random node as the planner of evictions sees it."""
+    return Occupied(
+        board(*gpu.kind),
+        frozenset(map(instance_of, gpu.there)),
+        gpu.wish,
+        frozenset(map(instance_of, gpu.fixed)),
+        tuple((instance_of(place), pods) for place, pods in gpu.held.items()),
+        gpu.whole,
+    )
+
+
+def instance_of(place: Place) -> GpuInstance:
+    """The planner's instance of a twin's place."""
+    name, start, size = place
+    return GpuInstance(name, Placement(start, size))

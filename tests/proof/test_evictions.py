@@ -11,13 +11,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from boards import board
 from proof.drains import Gpu, brute, some_node
-from proof.twin import Place
+from proof.judge import instance_of, occupied
 
-from migd.mig.evicting import Eviction, Occupied, fewest
-from migd.mig.geometry import Geometry, GpuInstance
-from migd.mig.profiles import Placement
+from migd.mig.evicting import Eviction, fewest
+from migd.mig.geometry import Geometry
 from migd.mig.transition import Refusal, Transition, transition
 
 SHARES, NODES = 8, 400
@@ -58,23 +56,7 @@ def check_gpu(gpu: Gpu, found: Eviction, freed: Geometry | None, lost: int | Non
         assert isinstance(refusal, Refusal)
         assert set(refusal.blocked_by) <= seen.fixed
         return
-    assert freed == frozenset(instance(place) for place, pods in gpu.held.items() if pods <= found.pods)
+    assert freed == frozenset(instance_of(place) for place, pods in gpu.held.items() if pods <= found.pods)
     way = transition(seen.board, seen.current, seen.busy - freed, wanted)
     assert isinstance(way, Transition), (gpu, found)
     assert len(way.destroy) == lost
-
-
-def occupied(gpu: Gpu) -> Occupied:
-    return Occupied(
-        board(*gpu.kind),
-        frozenset(map(instance, gpu.there)),
-        gpu.wish,
-        frozenset(map(instance, gpu.fixed)),
-        tuple((instance(place), pods) for place, pods in gpu.held.items()),
-        gpu.whole,
-    )
-
-
-def instance(place: Place) -> GpuInstance:
-    name, start, size = place
-    return GpuInstance(name, Placement(start, size))

@@ -9,7 +9,7 @@ import pytest
 from boards import VARIANTS, board_of, rows
 
 from benchmarks import __main__ as command
-from benchmarks import fleet, footprint, planning, quality, report, saving
+from benchmarks import evicting, fleet, footprint, planning, quality, report, saving
 from benchmarks.brute import Brute
 from benchmarks.measuring import Times, percentile
 from benchmarks.transactions import STORIES, Story, nominal, transactions
@@ -44,6 +44,15 @@ def test_a_comparison_of_different_answers_fails() -> None:
     seven = planning.Case(frozenset(), frozenset(), (("7g.40gb", 1),))
     with pytest.raises(AssertionError, match="the planner and brute force differ"):
         planning._compared("fit", "basic", brute, [seven], [frozenset], 1)
+
+
+def test_evictions_are_timed_and_are_those_of_brute_force_and_hard_nodes_are_proven() -> None:
+    random_nodes, *hard = list(evicting.evicting(12, 5))
+    assert (random_nodes.ours.n, random_nodes.same) == (12, 5)
+    assert random_nodes.twin is not None
+    assert random_nodes.ratio == random_nodes.twin.p50_s / random_nodes.ours.p50_s
+    assert [r.what for r in hard] == [f"evictions, {what}" for what in evicting.HARD]
+    assert all(r.ours.n == 2 and r.twin is None for r in hard)
 
 
 def test_every_case_of_a_seed_is_the_same_again() -> None:

@@ -7,6 +7,7 @@ import random
 from boards import board
 
 from migd.mig.boards import Board
+from migd.mig.evicting import Occupied, fewest
 from migd.mig.fragmentation import fragmentation, free
 from migd.mig.geometry import Geometry, by_start, counts, summary
 from migd.mig.profiles import nearest_names
@@ -31,8 +32,20 @@ def answers(board: Board, seed: str) -> str:
         else:
             lines.append(repr((by_start(found.target), found.keep, found.destroy, found.create)))
         lines.append(f"{summary(current)} {free(board, current)} {fragmentation(board, current)!r}")
+    lines += [_who_goes(board, dice) for _ in range(CASES)]
     lines += [repr(nearest_names(name, board.profiles)) for name in ("1g.7gb", "3g.30gb+me", "4g.4gb")]
     return "\n".join(lines)
+
+
+def _who_goes(board: Board, dice: random.Random) -> str:
+    """The evictions from a node of three such GPUs with pods across them."""
+    table, node = table_of(board), []
+    for _ in range(3):
+        there = table.members(dice.choice(table.sets).bits)
+        held = tuple((i, frozenset(dice.choices("abcdefgh", k=dice.randint(1, 2)))) for i in there)
+        node.append(Occupied(board, frozenset(there), dice.choice(table.multisets()), frozenset(), held))
+    found = fewest(node)
+    return repr((sorted(found.pods), [freed and by_start(freed) for freed in found.freed], found.destroyed))
 
 
 def _any_counts(board: Board, dice: random.Random) -> tuple[tuple[str, int], ...]:

@@ -50,6 +50,7 @@ def test_the_answers_compared_hold_both_ways_and_refusals() -> None:
     assert text.count("Refusal(reason='InUse'") > 50
     assert text.count("Refusal(reason='Infeasible'") > 50
     assert text.count("((GpuInstance") > 50
+    assert text.count("(['a', ") > 50
 
 
 @settings(deadline=None, max_examples=40)
