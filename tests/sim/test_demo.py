@@ -41,6 +41,15 @@ TOLD = [
     "12 of 12 pods of embedder run now.",
     "By the UUIDs of MIG devices it was: 5 kept, 5 destroyed, 25 created.",
     "Closed at the same time: 1 node (maxUnavailable: 1), none for longer than",
+    "6. Small ones everywhere",
+    "1 pod of 15 to be evicted",
+    "gpu-a100-02  closed  Draining",
+    "DrainBlocked: pod default/reranker-",
+    "gpu-a100-02  open    Blocked",
+    "DrainTimeout: not drained within 1m:",
+    "7. The budget goes",
+    "gpu-a100-02  open    Ready           3/3          7×1g.10gb",
+    "The 14 others have the MIG device that they had.",
     "make cluster",
 ]
 
@@ -64,7 +73,7 @@ def test_the_demo_tells_its_story(story: str):
 
 def test_the_demo_fits_a_terminal_and_one_look(story: str):
     assert max(map(len, story.splitlines())) <= 120
-    assert len(story.splitlines()) <= 95
+    assert len(story.splitlines()) <= 125
 
 
 def test_what_readme_shows_of_the_demo_is_what_it_prints(story: str):
