@@ -129,7 +129,7 @@ class Mortal:
         if case.point.at == "ForgetRetry":
             annotate(cluster, f"{PARTITIONS}/{partitions(cluster, name)[0]['metadata']['name']}", retry="now")
         rule = OFF if case.change == "off" else HALF if case.change == "on" else _other(cluster, name)
-        least = _in_the_way(cluster, name, rule)
+        least = in_the_way(cluster, name, rule)
         generation = apply(cluster, plan(name, [name], rule, foreignInstances="Adopt", disruption=EVICT))
         if case.point.at == "save Backing":
             closed(cluster, name)
@@ -207,7 +207,7 @@ def _other(cluster: Cluster, name: str) -> Json:
     return HALF if cut.layout == "7×1g.10gb" else SMALL
 
 
-def _in_the_way(cluster: Cluster, name: str, rule: Json) -> int:
+def in_the_way(cluster: Cluster, name: str, rule: Json) -> int:
     """How many pods must go for this, once all that fit are there and told of; at least, over all layouts."""
     (cut,) = Machines.seen(cluster, [name]).cuts.values()
     if not cut.mig:

@@ -24,9 +24,9 @@ def test_programs_that_are_not_built_are_named_with_the_command_that_builds_them
 
 def test_a_folder_of_ready_made_programs_is_used_only_when_complete(tmp_path):
     (tmp_path / "etcd").touch(mode=0o755)
-    with pytest.raises(NotBuiltError, match=r"KUBEBUILDER_ASSETS is .*lacks kube-apiserver, .*kubectl: unset it"):
+    with pytest.raises(NotBuiltError, match=r"_ASSETS is .*lacks kube-apiserver, .*kubectl, kubelet: unset it"):
         found_programs({"KUBEBUILDER_ASSETS": str(tmp_path)})
-    for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"):
+    for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet"):
         (tmp_path / name).touch(mode=0o755)
     assert found_programs({"KUBEBUILDER_ASSETS": str(tmp_path)}) == tmp_path
 

@@ -15,8 +15,8 @@ import pytest
 from controlplane.nodes_styles import OPERATOR, TOLERANT
 from controlplane.nursery import Nursery
 from controlplane.processes import until
-from integration.acting import EVERY_S, HALF, WITHIN_S, apply, plan, quiet, ready, status
-from integration.deaths import EVICT, Case, Mortal, mortal_nodes
+from integration.acting import EVERY_S, HALF, SMALL, WITHIN_S, apply, edit, plan, quiet, ready, status
+from integration.deaths import EVICT, Case, Mortal, in_the_way, mortal_nodes
 from integration.dying import AFTER, BEFORE, Point
 from integration.promises import Promise
 from integration.witnesses import most_closed, switched
@@ -87,10 +87,13 @@ def test_no_step_of_a_transaction_is_without_a_place_to_die(mortals: Mortal):
 
 def test_a_rollout_goes_on_however_often_its_operator_is_killed(mortals: Mortal):
     cluster, nodes = mortals.cluster, mortals.free()[:8]
+    apply(cluster, plan("rollout", nodes, HALF, rollout={"maxUnavailable": len(nodes)}, disruption=EVICT))
+    ready(cluster, "rollout")
+    assert [in_the_way(cluster, name, SMALL) for name in nodes] == [1] * len(nodes), "the pod on the wide instance"
     promise = Promise(cluster, "rollout", nodes)
     begun = len(cluster.plane.audit.requests())
     operator = cluster.operator()
-    generation = apply(cluster, plan("rollout", nodes, HALF, rollout={"maxUnavailable": 3}, disruption=EVICT))
+    generation = edit(cluster, "rollout", rules=[SMALL], rollout={"maxUnavailable": 3})
     promise.said(generation)
 
     def closed() -> int:
@@ -106,5 +109,5 @@ def test_a_rollout_goes_on_however_often_its_operator_is_killed(mortals: Mortal)
     requests = cluster.plane.audit.requests()[begun:]
     assert most_closed(requests, *nodes) <= 3
     accepted = [r.name for r in requests if r.resource == "pods/eviction" and r.code == 201]
-    assert len(accepted) == len(set(accepted)), "whoever was counted before its operator died is not evicted again"
-    assert status(cluster, "rollout")["evictions"] == {"generation": generation, "evicted": len(accepted)}
+    assert len(accepted) == len(set(accepted)) == len(nodes), "whoever was counted is not evicted again"
+    assert status(cluster, "rollout")["evictions"] == {"generation": generation, "evicted": len(nodes)}
