@@ -46,7 +46,7 @@ def fleets(nodes: int, times: int) -> Iterator[Fleets]:
 def _timed(what: str, found: Fleet, times: int) -> Fleets:
     took, decisions = each([partial(decide, found)] * times)
     one = decisions[0]
-    writes = len(one.specs) + len(one.conditions) + len(one.statuses) + len(one.deletions)
+    writes = len(one.specs) + len(one.told) + len(one.statuses) + len(one.deletions)
     return Fleets(what, len(found.nodes), len(found.partitions), took, writes)
 
 
@@ -119,7 +119,7 @@ def _fleet(nodes: int) -> Fleet:
 def _written(before: Fleet, decision: Decision) -> Fleet:
     """The fleet as the API server has it once a decision is written."""
     specs = {s.partition: {"desired": s.desired, "assignment": s.assignment} for s in decision.specs}
-    said = {c.partition: c.conditions for c in decision.conditions}
+    said = {c.partition: c.conditions for c in decision.told}
     statuses = dict(decision.statuses)
     partitions = tuple(
         _remade(p, p.spec.model_copy(update=specs.get(p.name, {})), said.get(p.name, p.status.conditions))

@@ -190,7 +190,7 @@ class Evictions:
             return False
         how = self.fleet.plan(one.spec.desired.plan.name).get("spec", {}).get("disruption") or {}
         longest_s = self._longest_s.get(one.spec.node_name, 0.0)
-        spent = self.is_spent(one)
+        spent = any(map(self.is_spent, self.fleet.partitions(one.spec.node_name)))  # its GPUs wait for each other
         match one.status.reason:
             case "DrainBlocked":
                 return longest_s >= DRAINED_S or any(self._stays(pod, how) for pod in holders)
