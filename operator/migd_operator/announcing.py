@@ -18,7 +18,6 @@ from migd_operator.paying import NodeWrite
 from migd_operator.writing import Done
 
 _BY: Final = "Decide"
-_ACCEPTED: Final = 201
 
 
 def notes_of(look: Look, decision: Decision, nodes: tuple[NodeWrite, ...], done: Done) -> tuple[Note, ...]:
@@ -26,7 +25,8 @@ def notes_of(look: Look, decision: Decision, nodes: tuple[NodeWrite, ...], done:
     found: list[Note] = []
     for write in decision.told:
         if write.partition in done.gpus:
-            found += _of_evictions(look.partitions[write.partition], write.evictions)
+            found += _of_refusals(look.partitions[write.partition], write.evictions)
+    found += _of_evictions(look, done)
     for name, status in decision.statuses:
         stored = look.plans[name]
         if name in done.plans:
@@ -41,8 +41,18 @@ def notes_of(look: Look, decision: Decision, nodes: tuple[NodeWrite, ...], done:
     return tuple(found)
 
 
-def _of_evictions(gpu: Stored[Partition], after: Iterable[EvictionDoc]) -> Iterable[Note]:
-    """A pod that must go was evicted, or somebody has to look why it is not. What is only tried again is no news."""
+def _of_evictions(look: Look, done: Done) -> Iterable[Note]:
+    """A pod was evicted: told with the call, since a pod that has gone is no victim any more at the next look."""
+    for ask in done.evicted:
+        pod, by = f"{ask.pod.namespace}/{ask.pod.name}", " and ".join(ask.plans)
+        text = f"pod {pod} holds what must go: it is evicted for plan {by}"
+        for gpu in look.partitions.values():
+            if ask.pod.uid in {victim.uid for victim in gpu.value.status.victims}:
+                yield Note(Regarding(API_VERSION, PARTITION, gpu.name, gpu.uid), "Normal", "InUse", "Evict", text)
+
+
+def _of_refusals(gpu: Stored[Partition], after: Iterable[EvictionDoc]) -> Iterable[Note]:
+    """Somebody has to look why a pod that must go is not evicted. What is only tried again is no news."""
     about = Regarding(API_VERSION, PARTITION, gpu.name, gpu.uid)
     names = {pod.uid: f"{pod.namespace}/{pod.name}" for pod in gpu.value.status.victims}
     before = {one.pod_uid: _heard(one) for one in gpu.value.status.evictions}
@@ -50,9 +60,7 @@ def _of_evictions(gpu: Stored[Partition], after: Iterable[EvictionDoc]) -> Itera
         if before.get(one.pod_uid) == _heard(one):
             continue
         pod, named = names.get(one.pod_uid, one.pod_uid), ", ".join(one.pod_disruption_budgets)
-        if one.reason is None and one.code == _ACCEPTED:
-            yield Note(about, "Normal", "InUse", "Evict", f"pod {pod} holds what must go: {one.message}")
-        elif one.reason is not None and one.reason != "Waiting":
+        if one.reason is not None and one.reason != "Waiting":
             by = f" by PodDisruptionBudget {named}" if named else ""
             yield Note(about, "Warning", one.reason, "Evict", f"pod {pod} is not evicted{by}: {one.message}")
 

@@ -33,6 +33,7 @@ PASS_S: Final = 10.0
 """A pass ends after so many writes or so long, so that the rest is decided on anew, with what was heard meanwhile."""
 PASS_ASKS: Final = 50
 """So many pods are looked at or called in one pass: what was answered is told before it goes on."""
+ACCEPTED: Final = 201
 REFUSED_S: Final = 30.0
 """So long before what a person has to cure is tried again."""
 
@@ -47,6 +48,7 @@ class Done:
 
     more: there is more to write, or a new answer, so decide again soon.
     again_s: when what was refused may be tried again, in seconds from now; None for nothing of that kind.
+    evicted: pods whose eviction was accepted.
     """
 
     ends_s: float
@@ -56,6 +58,7 @@ class Done:
     gpus: set[str] = field(default_factory=set)
     more: bool = False
     again_s: float | None = None
+    evicted: list[Ask] = field(default_factory=list)
 
 
 def spec_body(write: SpecWrite) -> Json:
@@ -144,7 +147,10 @@ class Writer:
                 continue
             if not self._held():
                 raise LostError
-            done.more |= await self._evictor.ask(ask)
+            new = await self._evictor.ask(ask)
+            done.more |= new
+            if new and self._evictor.answers[ask.pod.uid].code == ACCEPTED:
+                done.evicted.append(ask)  # to be told with this pass
 
     async def _agreed(self, look: Look, ask: Ask, done: Done, agreed: dict[str, bool]) -> bool:
         """Whether all is still as it was decided on, by the API server and not by our caches: asked once in a pass.

@@ -42,6 +42,7 @@ from integration.deployed import OPERATOR
 from integration.promises import Machines, Promise
 from integration.witnesses import evicted, switched, writes
 
+EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 Json = dict[str, Any]
 EVICT: Json = {"policy": "Evict", "timeout": "5m"}
 
@@ -97,6 +98,8 @@ def test_only_pods_on_instances_that_go_are_evicted_and_the_others_do_not_notice
     assert [one.code for one in found] == [201] * least
     gone = {one.pod for one in found}
     assert {one.pod: one.uid for one in found} == {name: before[name]["metadata"]["uid"] for name in gone}
+    notes = [one["note"] for one in cluster.plane.admin.get(EVENTS).object()["items"] if one.get("action") == "Evict"]
+    assert {name for name in before if any(f"default/{name} " in note for note in notes)} == gone
     now = devices(cluster, node)
     for name in before.keys() - gone:
         after = pod(cluster, name)
