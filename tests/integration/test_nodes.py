@@ -225,7 +225,9 @@ def test_a_kubelet_may_write_its_own_node_and_not_its_taints_nor_another_node(he
 
 
 def test_an_evicted_pod_keeps_its_device_while_it_ends_and_its_budget_waits_for_the_next_one(helm: Site, name: str):
-    helm.serve(name, 2, {SMALL: 1}, grace_s=2, stops_in_s="60")
+    helm.serve(
+        name, 2, {SMALL: 1}, grace_s=15, stops_in_s="60"
+    )  # so long that a busy machine looks before it has ended
     helm.budget(name, 2)
     helm.wait_counted(name, currentHealthy=2, disruptionsAllowed=0)
     first, second = helm.pods_of(name)
@@ -235,14 +237,14 @@ def test_an_evicted_pod_keeps_its_device_while_it_ends_and_its_budget_waits_for_
     assert helm.evict(first).code == 201
     assert helm.evict(second).code == 429
     assert len(helm.held()) == helm.computing() == 2, "what is asked to end has not ended"
-    assert helm.pod(first)["metadata"]["deletionGracePeriodSeconds"] == 2
+    assert helm.pod(first)["metadata"]["deletionGracePeriodSeconds"] == 15
     assert until(lambda: helm.plane.admin.get(f"{PODS}/{first}").code == 404, WITHIN_S)
     assert until(lambda: first not in helm.pods_of(name) and len(helm.pods_of(name)) == 2, WITHIN_S)
     (other,) = set(helm.pods_of(name)) - {second}
     helm.wait_phase(other, "Running")
     helm.wait_counted(name, currentHealthy=2, disruptionsAllowed=1)
     assert {one.pod for one in helm.held()} == {second, other}
-    assert helm.computing() == 2
+    assert until(lambda: helm.computing() == 2, WITHIN_S)
     helm.retire(name)
     assert (helm.held(), helm.computing()) == ((), 0)
 
