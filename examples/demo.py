@@ -20,6 +20,7 @@ from storytelling import (
     MOMENT,
     PARTITIONS,
     PLAN,
+    WIDTH,
     Devices,
     Json,
     Story,
@@ -37,7 +38,6 @@ from migd.sim.cluster_time import run_virtually
 from migd.sim.node_world import NodeSpec, OverdueError, Workload
 
 PLANS: Final = Path(__file__).resolve().parent / "plans"
-WIDTH: Final = 118
 
 NODES: Final = (
     NodeSpec(

@@ -6,12 +6,11 @@ import textwrap
 from typing import Final
 
 from columns import found, short
-from storytelling import MOMENT, PARTITIONS, PLAN, Json, Story, did, expect, kubectl, some, tell
+from storytelling import MOMENT, PARTITIONS, PLAN, WIDTH, Json, Story, did, expect, kubectl, some, tell
 
 from migd.kube.owed import OWED
 from migd.sim import node_documents as documents
 
-WIDTH: Final = 118
 BUDGET: Final[Json] = {
     "apiVersion": "policy/v1",
     "kind": "PodDisruptionBudget",

@@ -19,6 +19,7 @@ Devices = dict[str, str]
 PLAN: Final = "pool"
 PARTITIONS: Final = "gpupartitions"
 LATEST_S: Final = 3600.0
+WIDTH: Final = 118
 BOLD, DIM, PLAIN = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if sys.stdout.isatty() else ("", "", "")
 MOMENT: Final = "{:6}  {:11}  {:6}  {:14}  {:11}  {}"
 

@@ -13,7 +13,7 @@ from migd.agent.node.backing import leaving
 from migd.agent.node.bounds import CLOSED_MAX_S, GONE_S, HEARD_S, POLL_S
 from migd.agent.node.effects import LookAgain, Wait
 from migd.agent.node.moments import Decided, Judged, View, back_out, enter, judge, work_of, working
-from migd.agent.node.victims import Going, spent_key
+from migd.agent.node.victims import Going, each_of, spent_key
 from migd.agent.records import Cause, NodeWork, Record
 from migd.plans.fields import duration_of
 from migd.plans.partitions import EvictionDoc
@@ -49,12 +49,7 @@ def drains(judged: Judged) -> bool:
 
 def given_up(record: Record, view: View, judged: Judged, why: Cause) -> Record:
     """The drain came to nothing: open the node, and evict nobody for these wishes again."""
-    return back_out(spent(record, view, judged.changing, why), view, why)
-
-
-def spent(record: Record, view: View, uuids: Iterable[str], why: Cause) -> Record:
-    """The record once the drain is spent that these GPUs' wishes may have."""
-    return _spent_on(record, view, _keys(view, uuids), why)
+    return back_out(_spent_on(record, view, _keys(view, judged.changing), why), view, why)
 
 
 def _spent_on(record: Record, view: View, keys: Collection[str], why: Cause) -> Record:
@@ -85,7 +80,7 @@ def answers(view: View) -> dict[str, EvictionDoc]:
 def waiting_for(work: NodeWork, view: View, judged: Judged) -> Cause:
     """What a drain waits for now: a budget, or pods that are on their way out."""
     said = answers(view)
-    asked = sorted({pod for pods in work.victims.values() for pod in pods})
+    asked = each_of(work.victims)
     held = [(pod, said[pod.uid]) for pod in asked if pod.uid in said and said[pod.uid].reason == "DrainBlocked"]
     if held:
         return Cause("DrainBlocked", _named(f"pod {pod.key} is not evicted: {_held_by(one)}" for pod, one in held))
@@ -130,7 +125,7 @@ def _asking(record: Record, view: View, judged: Judged) -> Record:
         victims = {
             uuid: kept for uuid, pods in work.victims.items() if (kept := tuple(p for p in pods if p.uid in staying))
         }
-    fresh = {pod for pods in victims.values() for pod in pods}
+    fresh = frozenset(each_of(victims))
     waits = bool(fresh or going.leaving) or lately
     stuck_s = None if waits else view.now_s if work.stuck_s is None else work.stuck_s
     gone_s = None if fresh - asked else work.gone_s
@@ -143,7 +138,7 @@ def _asking(record: Record, view: View, judged: Judged) -> Record:
 def _over(work: NodeWork, view: View, judged: Judged) -> Cause | None:
     """Why the drain has come to its end without success; None where it goes on."""
     said = answers(view)
-    asked = sorted({pod for pods in work.victims.values() for pod in pods})
+    asked = each_of(work.victims)
     used_up = [pod for pod in asked if pod.uid in said and said[pod.uid].reason == "EvictionBudget"]
     if used_up and view.now_s - work.since_s >= HEARD_S:
         return Cause("EvictionBudget", f"pod {used_up[0].key} must go, but {said[used_up[0].uid].message}")

@@ -13,10 +13,8 @@ from migd.agent.node.showing import board_doc, observed_doc, previous_doc, same_
 from migd.agent.records import Record
 from migd.kube.stored import OURS, Stored
 from migd.plans.conditions import HALF_WAY, MESSAGE_MAX, MOVING, WELL, Phase, cut, following
-from migd.plans.partitions import Partition, PartitionStatus, Pod
+from migd.plans.partitions import PODS_MAX, Partition, PartitionStatus, Pod
 
-VICTIMS_MAX: Final = 256
-"""So many pods of a GPU are named at a time, as its definition has it; the rest when these have gone."""
 COALESCE_S: Final = 30.0
 """A change of use alone is told no more often: a job that starts is not a write."""
 
@@ -90,12 +88,12 @@ def _status(record: Record, view: View, judged: Judged, partition: Stored[Partit
 
 
 def _victims(record: Record, partition: Stored[Partition]) -> tuple[Pod, ...]:
-    """The pods on this GPU that the operator is to evict; by uid, as the API server keeps them."""
+    """The pods on this GPU that the operator is to evict, so many at a time; the rest when these have gone."""
     work = work_of(record)
     mine = next((pods for uuid, pods in work.victims.items() if uuid.lower() == partition.name), ())
     if work.stage != "Draining":
         return ()
-    return tuple(Pod(namespace=p.namespace, name=p.name, uid=p.uid) for p in sorted(mine)[:VICTIMS_MAX])
+    return tuple(Pod(namespace=p.namespace, name=p.name, uid=p.uid) for p in sorted(mine)[:PODS_MAX])
 
 
 def _ours(status: PartitionStatus) -> PartitionStatus:

@@ -52,7 +52,12 @@ class Going:
     @property
     def pods(self) -> tuple[PodRef, ...]:
         """All victims, each once."""
-        return tuple(sorted({pod for pods in self.victims.values() for pod in pods}))
+        return each_of(self.victims)
+
+
+def each_of(victims: Mapping[str, tuple[PodRef, ...]]) -> tuple[PodRef, ...]:
+    """The pods of several GPUs by key, each once."""
+    return tuple(sorted({pod for pods in victims.values() for pod in pods}))
 
 
 def in_vain(why: Cause) -> Cause:
