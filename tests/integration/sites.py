@@ -141,6 +141,15 @@ class Site:
         where = {"labelSelector": f"app={name}"}
         assert until(lambda: not self.plane.admin.get(PODS, **where).object()["items"], WITHIN_S), f"{name} does not go"
 
+    def clear(self) -> None:
+        """Remove every pod, ReplicaSet and budget of the namespace: the control plane is the module's own."""
+        for path in (BUDGETS, REPLICA_SETS, PODS):
+            found = self.plane.admin.get(path).object()["items"]
+            for name in (one["metadata"]["name"] for one in found):
+                more = {"gracePeriodSeconds": "0"} if path == PODS else {"propagationPolicy": "Background"}
+                self.plane.admin.delete(f"{path}/{name}", **more)
+        assert until(lambda: not self.plane.admin.get(PODS).object()["items"] and self.held() == (), WITHIN_S)
+
     def pods_of(self, name: str) -> list[str]:
         """The pods of a ReplicaSet that are not on their way out."""
         found = self.plane.admin.get(PODS, labelSelector=f"app={name}").object()["items"]

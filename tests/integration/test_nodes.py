@@ -29,8 +29,15 @@ def plane(own_plane: ControlPlane) -> ControlPlane:
 
 
 @pytest.fixture(scope="module")
-def helm(plane: ControlPlane, nursery: Nursery) -> Iterator[Site]:
+def shared(plane: ControlPlane, nursery: Nursery) -> Iterator[Site]:
     yield from sited(plane, HELM, nursery)
+
+
+@pytest.fixture
+def helm(shared: Site) -> Iterator[Site]:
+    """The node that tests share; what one of them leaves there, as where it failed, is gone before the next."""
+    yield shared
+    shared.clear()
 
 
 @pytest.fixture
@@ -63,7 +70,7 @@ def test_annotations_say_how_a_simulated_pod_behaves(helm: Site, name: str):
     helm.wait_phase(name, "Succeeded")
     assert helm.held() == ()
     stubborn = f"{name}-b"
-    helm.run(stubborn, {SMALL: 1}, grace_s=2, stops_in_s="60")
+    helm.run(stubborn, {SMALL: 1}, grace_s=8, stops_in_s="60")
     helm.wait_phase(stubborn, "Running")
     helm.plane.admin.delete(f"{PODS}/{stubborn}").object()
     assert helm.pod(stubborn)["metadata"]["deletionTimestamp"]
@@ -225,9 +232,8 @@ def test_a_kubelet_may_write_its_own_node_and_not_its_taints_nor_another_node(he
 
 
 def test_an_evicted_pod_keeps_its_device_while_it_ends_and_its_budget_waits_for_the_next_one(helm: Site, name: str):
-    helm.serve(
-        name, 2, {SMALL: 1}, grace_s=15, stops_in_s="60"
-    )  # so long that a busy machine looks before it has ended
+    # a grace so long that also a busy machine looks before it is over
+    helm.serve(name, 2, {SMALL: 1}, grace_s=15, stops_in_s="60")
     helm.budget(name, 2)
     helm.wait_counted(name, currentHealthy=2, disruptionsAllowed=0)
     first, second = helm.pods_of(name)
@@ -236,7 +242,9 @@ def test_an_evicted_pod_keeps_its_device_while_it_ends_and_its_budget_waits_for_
     helm.wait_counted(name, disruptionsAllowed=1)
     assert helm.evict(first).code == 201
     assert helm.evict(second).code == 429
-    assert len(helm.held()) == helm.computing() == 2, "what is asked to end has not ended"
+    # the one that replaces it may have come already: there is a third instance
+    assert {first, second} <= {one.pod for one in helm.held()}, "what is asked to end has not ended"
+    assert helm.computing() >= 2
     assert helm.pod(first)["metadata"]["deletionGracePeriodSeconds"] == 15
     assert until(lambda: helm.plane.admin.get(f"{PODS}/{first}").code == 404, WITHIN_S)
     assert until(lambda: first not in helm.pods_of(name) and len(helm.pods_of(name)) == 2, WITHIN_S)
