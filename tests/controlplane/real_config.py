@@ -14,6 +14,8 @@ CGROUP: Final = "migd-real-node"
 """The cgroup that all pods of the node are in, in every hierarchy."""
 SOCKET: Final = "/run/containerd/containerd.sock"
 PAUSE: Final = "localhost/migd-pause:1"
+CDI: Final = "/var/run/cdi"
+"""Where containerd looks for what a device is, as the device plugin writes it."""
 OWN: Final[Mapping[str, str]] = {
     "kubelet": "/var/lib/kubelet",
     "containerd": "/var/lib/containerd",
@@ -21,6 +23,7 @@ OWN: Final[Mapping[str, str]] = {
     "pods": "/var/log/pods",
     "containers": "/var/log/containers",
     "migd": "/var/lib/migd",
+    "cdi": CDI,
 }
 """Folder of the node -> where programs in it see that: device plugins, shims and readers of logs know these paths."""
 TUNABLES: Final[Mapping[str, str]] = {
@@ -32,10 +35,12 @@ TUNABLES: Final[Mapping[str, str]] = {
     "kernel/keys/root_maxbytes": "25000000",
 }
 """What a kubelet sets of its machine's kernel. It finds these set, and sets none. Source: setupKernelTunables."""
+_IMAGES: Final = '"io.containerd.cri.v1.images"'
+_RUNTIME: Final = '"io.containerd.cri.v1.runtime"'
 _NEEDLESS: Final = tuple(
     f"io.containerd.{name}"
     for name in (
-        *(f"snapshotter.v1.{kind}" for kind in ("aufs", "blockfile", "btrfs", "devmapper", "zfs")),
+        *(f"snapshotter.v1.{kind}" for kind in ("blockfile", "btrfs", "devmapper", "erofs", "zfs")),
         "internal.v1.opt",
         "nri.v1.nri",
         "tracing.processor.v1.otlp",
@@ -96,15 +101,17 @@ def containerd_config(place: Place, overlays: bool) -> str:
     """Containerd's configuration. overlays: whether overlayfs works in the node's folder."""
     return "\n".join(
         (
-            "version = 2",
+            "version = 3",
             f"disabled_plugins = {json.dumps(_NEEDLESS)}",
-            '[plugins."io.containerd.grpc.v1.cri"]',
-            f"sandbox_image = {json.dumps(PAUSE)}",
+            f"[plugins.{_IMAGES}]",
+            f"snapshotter = {json.dumps('overlayfs' if overlays else 'native')}",
+            f"[plugins.{_IMAGES}.pinned_images]",
+            f"sandbox = {json.dumps(PAUSE)}",
+            f"[plugins.{_RUNTIME}]",
             # without CAP_SYS_RESOURCE no oom_score_adj below our own may be set, and runc fails
             "restrict_oom_score_adj = true",
-            '[plugins."io.containerd.grpc.v1.cri".containerd]',
-            f"snapshotter = {json.dumps('overlayfs' if overlays else 'native')}",
-            '[plugins."io.containerd.grpc.v1.cri".cni]',
+            f"cdi_spec_dirs = {json.dumps([CDI])}",
+            f"[plugins.{_RUNTIME}.cni]",
             f"conf_dir = {json.dumps(str(place.networks))}",
             "",
         )

@@ -16,7 +16,7 @@ from controlplane.real_config import CGROUP
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PREPARE: Final = "make real-node"
 _APT: Final = ("apt-get", "--quiet", "--quiet", "--yes", "--no-install-recommends", "--no-remove", "install")
-"""Nothing is removed for it: containerd of another vendor is as good, and stays."""
+"""Nothing is removed for it: a runc of another vendor is as good, and stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class Package:
 
 
 PACKAGES: Final = (
-    Package("containerd", ("containerd", "containerd-shim-runc-v2", "ctr")),
+    Package("gcc", ("gcc",)),  # part of NVIDIA's programs is C
+    Package("libc6-dev", ("gcc",)),  # its headers, where there was no compiler
     Package("runc", ("runc",)),
     Package("buildah", ("buildah",)),
     Package("debootstrap", ("debootstrap",)),
@@ -89,7 +90,8 @@ def hindrance(machine: Seen) -> str:
         return f"a real node needs a cgroup for its pods, and none can be made: {machine.cgroups}"
     lacking = missing(machine)
     if lacking:
-        programs = ", ".join(p for package in lacking for p in package.programs if p not in machine.programs)
+        wanted = (p for package in lacking for p in package.programs if p not in machine.programs)
+        programs = ", ".join(dict.fromkeys(wanted))
         names = " ".join(package.name for package in lacking)
         how = f"`{PREPARE}` installs" if machine.apt else "there is no apt-get here: install what your system calls"
         return f"a real node needs {programs}, which are missing: {how} {names}"

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from controlplane import real_cgroups
-from controlplane.building import BuildError
+from controlplane.building import REAL_NODE, BuildError, found_programs
 from controlplane.processes import Child, until
 from controlplane.real_config import CGROUP, OWN, TUNABLES, Place, containerd_config, mounts, networks_config
 from controlplane.real_packages import PATH
@@ -59,6 +59,7 @@ class Space:
         self._logs = logs
         self._overlays = overlays
         self._cgroup = cgroup
+        self._path = f"{found_programs(group=REAL_NODE)}:{PATH}"  # containerd looks for its shim there
         self._init = Child(
             "init", [*_UNSHARE, sys.executable, "-S", INIT, self._mounts, self._ready], logs / "init.log"
         )
@@ -105,7 +106,7 @@ class Space:
     ) -> Inside:
         """A program in the space, not started yet. It has the network and the users of the machine."""
         entered = ("/usr/bin/nsenter", f"--target={self.pid}", "--pid", "--mount", "--", str(program), *words)
-        seen = {**os.environ, "PATH": PATH, **(environment or {})}
+        seen = {**os.environ, "PATH": self._path, **(environment or {})}
         return Inside(name, entered, self._logs / f"{name}.log", environment=seen)
 
     @property
@@ -117,8 +118,9 @@ class Space:
 
     def ctr(self, *words: str, stdin: bytes | None = None) -> str:
         """Ask containerd for something, about what kubelets have in it; BuildError with its words where it fails."""
-        command = ["ctr", f"--address={self.place.socket}", "--namespace=k8s.io", *words]
-        environment = {**os.environ, "PATH": PATH}
+        ctr = str(found_programs(group=REAL_NODE) / "ctr")
+        command = [ctr, f"--address={self.place.socket}", "--namespace=k8s.io", *words]
+        environment = {**os.environ, "PATH": self._path}
         done = subprocess.run(command, input=stdin, capture_output=True, env=environment, check=False)
         if done.returncode != 0:
             raise BuildError(f"`{' '.join(command)}` failed: {done.stderr.decode(errors='replace').strip()[-2000:]}")

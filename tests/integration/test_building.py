@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 from controlplane.building import (
     GO_REQUIREMENTS,
+    CONTROL_PLANE,
     PROGRAMS,
+    REAL_NODE,
     BuildError,
+    Group,
+    NotBuiltError,
     build,
     build_key,
     find_go,
@@ -44,6 +48,12 @@ class Machine:
         self.environment = {"PATH": str(folder / "bin"), "XDG_CACHE_HOME": str(folder / "cache")}
         self.said: list[str] = []
 
+    def has(self, program: str) -> None:
+        made = self._folder / "bin" / program
+        made.parent.mkdir(exist_ok=True)
+        made.write_text("#!/bin/true\n")
+        made.chmod(0o755)
+
     def has_go(self, version: str, broken: str = "nothing") -> Path:
         go = self._folder / "bin" / "go"
         go.parent.mkdir(exist_ok=True)
@@ -52,8 +62,8 @@ class Machine:
         go.chmod(0o755)
         return go
 
-    def build(self) -> Path:
-        return build(self.said.append, self.environment)
+    def build(self, group: Group = CONTROL_PLANE) -> Path:
+        return build(self.said.append, self.environment, group)
 
     @property
     def builds(self) -> list[list[str]]:
@@ -84,6 +94,34 @@ def test_a_build_changes_no_pinned_file_and_names_its_version(machine: Machine):
         assert (cgo, toolchain) == ("0", "local")
         (flags,) = [word for word in command if word.startswith("-ldflags=")]
         assert ("gitVersion=v1." in flags) == (program.module == "kubernetes")
+
+
+def test_what_a_real_node_runs_is_built_apart_and_only_what_is_partly_c_by_a_compiler(machine: Machine):
+    machine.has_go("go1.99.0")
+    machine.has("gcc")
+    folder = machine.build(REAL_NODE)
+    assert folder == machine.cache / "node-programs" / build_key(REAL_NODE)
+    assert [(Path(command[-1]).name, cgo) for _, command, cgo, _ in machine.builds] == [
+        ("containerd", "0"),
+        ("containerd-shim-runc-v2", "0"),
+        ("ctr", "0"),
+        ("nvidia-device-plugin", "1"),
+        ("gpu-feature-discovery", "1"),
+        ("nfd-master", "0"),
+    ]
+    for _, command, cgo, _ in machine.builds:
+        assert any("-z,lazy" in word for word in command) == (cgo == "1"), "NVML's symbols are not there yet"
+    with pytest.raises(NotBuiltError, match=r"no control plane here .* run `make control-plane` once"):
+        found_programs(machine.environment)
+
+
+def test_a_missing_compiler_is_named_before_anything_is_built(machine: Machine):
+    machine.has_go("go1.99.0")
+    with pytest.raises(BuildError, match=r"^nvidia-device-plugin, gpu-feature-discovery: .* no gcc here: install gcc"):
+        machine.build(REAL_NODE)
+    assert machine.builds == []
+    with pytest.raises(NotBuiltError, match=r"no real node here \(containerd, .*\): run `make real-node` once"):
+        found_programs(machine.environment, REAL_NODE)
 
 
 def test_an_interrupted_build_leaves_nothing_that_looks_finished_and_goes_on_where_it_was(machine: Machine):
