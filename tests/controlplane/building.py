@@ -184,7 +184,9 @@ def _has_compiler(programs: Sequence[Program], environment: Mapping[str, str]) -
     with_c = ", ".join(program.name for program in programs if program.cgo)
     compiler = environment.get("CC") or "gcc"
     if with_c and shutil.which(compiler, path=environment.get("PATH")) is None:
-        raise BuildError(f"{with_c}: part of them is C, and there is no {compiler} here: install gcc and libc's headers")
+        raise BuildError(
+            f"{with_c}: part of them is C, and there is no {compiler} here: install gcc and libc's headers"
+        )
 
 
 def find_go(say: Callable[[str], None], environment: Mapping[str, str] = os.environ) -> Path:

@@ -21,7 +21,7 @@ from controlplane.real_space import Space
 FOLDER: Final = "real-node"
 """Of our cache: what real nodes start from, and those that run."""
 _MAKING: Final = "making-"
-_VERSION: Final = 1  # of how a root is made
+_VERSION: Final = 2  # of how a root is made: by containerd 2
 
 
 def root_of(cache: Path, keys: Keys) -> Path:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import yaml
 from controlplane import real_cgroups
 from controlplane.api import Json
 from controlplane.deploying import DEPLOY
-from controlplane.real_config import OWN, TUNABLES, Place, containerd_config, kubelet_config, mounts
+from controlplane.real_config import OWN, PAUSE, TUNABLES, Place, containerd_config, kubelet_config, mounts
 from controlplane.real_images import RECIPE, REQUIREMENTS, SOURCES, Keys, newest, pip_config, pip_settings
 from controlplane.real_layers import Base, image, layer
 from controlplane.real_node import TOOLS
@@ -89,6 +90,14 @@ def test_a_snapshotter_is_one_that_works():
     place = Place(Path("/folder"))
     assert 'snapshotter = "overlayfs"' in containerd_config(place, overlays=True)
     assert 'snapshotter = "native"' in containerd_config(place, overlays=False)
+
+
+def test_what_a_device_is_is_looked_up_in_the_nodes_own_folder_only():
+    config = tomllib.loads(containerd_config(Place(Path("/folder")), overlays=True))
+    runtime = config["plugins"]["io.containerd.cri.v1.runtime"]
+    assert runtime["cdi_spec_dirs"] == ["/var/run/cdi"]
+    assert "/var/run/cdi" in OWN.values()
+    assert config["plugins"]["io.containerd.cri.v1.images"]["pinned_images"] == {"sandbox": PAUSE}
 
 
 def test_the_kubelet_leaves_the_machine_alone_and_answers_nobody_without_a_certificate():
