@@ -76,7 +76,7 @@ REAL_NODE: Final = Group(
         Program("nfd-master", "nfd", "sigs.k8s.io/node-feature-discovery/cmd/nfd-master"),
     ),
 )
-"""What runs on a real node besides the kubelet: containers, and NVIDIA's own programs, which find NVML by its C face."""
+"""What runs on a real node besides the kubelet: containers, and NVIDIA's own programs."""
 GROUPS: Final = (CONTROL_PLANE, REAL_NODE)
 
 
@@ -185,7 +185,7 @@ def _has_compiler(programs: Sequence[Program], environment: Mapping[str, str]) -
     compiler = environment.get("CC") or "gcc"
     if with_c and shutil.which(compiler, path=environment.get("PATH")) is None:
         raise BuildError(
-            f"{with_c}: part of them is C, and there is no {compiler} here: install gcc and libc's headers"
+            f"{with_c}: part of them is C, and there is no {compiler} here: install it with libc's headers"
         )
 
 

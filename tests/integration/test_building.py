@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from controlplane.building import (
-    GO_REQUIREMENTS,
     CONTROL_PLANE,
+    GO_REQUIREMENTS,
     PROGRAMS,
     REAL_NODE,
     BuildError,
@@ -117,7 +117,7 @@ def test_what_a_real_node_runs_is_built_apart_and_only_what_is_partly_c_by_a_com
 
 def test_a_missing_compiler_is_named_before_anything_is_built(machine: Machine):
     machine.has_go("go1.99.0")
-    with pytest.raises(BuildError, match=r"^nvidia-device-plugin, gpu-feature-discovery: .* no gcc here: install gcc"):
+    with pytest.raises(BuildError, match=r"^nvidia-device-plugin, gpu-feature-discovery: .* no gcc here: install it"):
         machine.build(REAL_NODE)
     assert machine.builds == []
     with pytest.raises(NotBuiltError, match=r"no real node here \(containerd, .*\): run `make real-node` once"):
