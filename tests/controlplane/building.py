@@ -39,6 +39,16 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
+class File:
+    """A file that is taken as it is: its name, our module folder, and whose it is: a Go module, and where in that."""
+
+    name: str
+    module: str
+    of: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """Programs that are needed together, and so kept in one folder. what: in words.
 
@@ -50,6 +60,7 @@ class Group:
     command: str
     programs: tuple[Program, ...]
     given: str = ""
+    files: tuple[File, ...] = ()
 
 
 PROGRAMS: Final = (
@@ -60,8 +71,10 @@ PROGRAMS: Final = (
     Program("kubectl", "kubernetes", "k8s.io/kubernetes/cmd/kubectl"),
     Program("kubelet", "kubernetes", "k8s.io/kubernetes/cmd/kubelet"),
 )
+_AS_PINNED: Final = {"GOWORK": "off", "GOTOOLCHAIN": "local"}
 _CONTAINERD: Final = "github.com/containerd/containerd/v2/cmd"
 _NVIDIA: Final = "github.com/NVIDIA/k8s-device-plugin/cmd"
+_NFD: Final = "sigs.k8s.io/node-feature-discovery"
 CONTROL_PLANE: Final = Group("control plane", "control-plane", "make control-plane", PROGRAMS, ASSETS)
 REAL_NODE: Final = Group(
     "real node",
@@ -73,7 +86,11 @@ REAL_NODE: Final = Group(
         Program("ctr", "containerd", f"{_CONTAINERD}/ctr"),
         Program("nvidia-device-plugin", "nvidia", f"{_NVIDIA}/nvidia-device-plugin", cgo=True),
         Program("gpu-feature-discovery", "nvidia", f"{_NVIDIA}/gpu-feature-discovery", cgo=True),
-        Program("nfd-master", "nfd", "sigs.k8s.io/node-feature-discovery/cmd/nfd-master"),
+        Program("nfd-master", "nfd", f"{_NFD}/cmd/nfd-master"),
+    ),
+    files=(
+        File("nfd-kinds.yaml", "nfd", _NFD, "deployment/base/nfd-crds/nfd-api-crds.yaml"),
+        File("nfd-role.yaml", "nfd", _NFD, "deployment/base/rbac/master-clusterrole.yaml"),
     ),
 )
 """What runs on a real node besides the kubelet: containers, and NVIDIA's own programs."""
@@ -133,8 +150,9 @@ def folder_of(environment: Mapping[str, str] = os.environ, group: Group = CONTRO
 
 
 def missing_in(folder: Path, group: Group = CONTROL_PLANE) -> tuple[str, ...]:
-    """The programs that the folder lacks."""
-    return tuple(p.name for p in group.programs if not os.access(folder / p.name, os.X_OK))
+    """The programs and files that the folder lacks."""
+    programs = (p.name for p in group.programs if not os.access(folder / p.name, os.X_OK))
+    return (*programs, *(f.name for f in group.files if not (folder / f.name).exists()))
 
 
 def found_programs(environment: Mapping[str, str] = os.environ, group: Group = CONTROL_PLANE) -> Path:
@@ -174,6 +192,9 @@ def build(
                 started = time.monotonic()
                 _build_one(go, program, folder, environment)
                 say(f"built {program.name} in {time.monotonic() - started:.0f} s")
+        lacking = [f for f in group.files if f.name in missing_in(folder, group)]
+        for file in lacking:
+            _take_one(find_go(say, environment), file, folder, environment)
     version = f" {kubernetes_version()}" if group is CONTROL_PLANE else ""
     say(f"{group.what}{version}: {folder}")
     return folder
@@ -228,19 +249,27 @@ def _build_one(go: Path, program: Program, folder: Path, environment: Mapping[st
     """One program, put in place whole: an interrupted build leaves nothing that looks finished."""
     made = folder / f".{program.name}.part"
     command = [str(go), "build", *go_flags(program.module), "-o", str(made), program.package]
-    settings = {
-        "CGO_ENABLED": "1" if program.cgo else "0",  # no C compiler needed where there is no C
-        "GOWORK": "off",
-        "GOTOOLCHAIN": "local",
-    }
-    _run(command, f"building {program.name}", {**environment, **settings}, MODULES / program.module)
+    settings = {**environment, **_AS_PINNED, "CGO_ENABLED": "1" if program.cgo else "0"}  # no C, no compiler needed
+    _run(command, f"building {program.name}", settings, MODULES / program.module)
     made.replace(folder / program.name)
 
 
-def _run(command: list[str], doing: str, environment: Mapping[str, str], where: Path | None = None) -> None:
+def _take_one(go: Path, file: File, folder: Path, environment: Mapping[str, str]) -> None:
+    """One file, from where the build has the sources of its module."""
+    asked = [str(go), "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", file.of]
+    settings = {**environment, **_AS_PINNED}
+    sources = _run(asked, f"looking for the sources of {file.of}", settings, MODULES / file.module).strip()
+    made = folder / f".{file.name}.part"
+    shutil.copyfile(Path(sources) / file.path, made)
+    made.replace(folder / file.name)
+
+
+def _run(command: list[str], doing: str, environment: Mapping[str, str], where: Path | None = None) -> str:
+    """What it said on stdout; BuildError, with all its words, where it failed."""
     done = subprocess.run(command, cwd=where, env=dict(environment), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise BuildError(f"{doing} failed ({done.returncode}):\n{(done.stdout + done.stderr)[-4000:]}")
+    return done.stdout
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from controlplane.api import Json
@@ -44,18 +45,25 @@ class Base:
             manifest = json.loads(read(_blob(told["digest"])))
             return cls(manifest, json.loads(read(_blob(manifest["config"]["digest"]))))
 
+    def lowest(self) -> Base:
+        """What is below it all, as a base for something else."""
+        layers, hashes = self.manifest["layers"][:1], self.config["rootfs"]["diff_ids"][:1]
+        config = {**self.config, "config": {}, "rootfs": {"type": "layers", "diff_ids": hashes}}
+        return Base({**self.manifest, "layers": layers}, config)
 
-def layer(files: Mapping[str, bytes]) -> bytes:
-    """A layer with these files, readable by everybody. files: path, without the first slash -> contents."""
+
+def layer(files: Mapping[str, bytes], programs: Mapping[str, bytes] = MappingProxyType({})) -> bytes:
+    """A layer with these files, readable by everybody, and programs. Path, without the first slash -> contents."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name in sorted(_folders(files)):
+        whole = {**files, **programs}
+        for name in sorted(_folders(whole)):
             folder = tarfile.TarInfo(name)
             folder.type, folder.mode = tarfile.DIRTYPE, 0o755
             archive.addfile(folder)
-        for name, contents in sorted(files.items()):
+        for name, contents in sorted(whole.items()):
             file = tarfile.TarInfo(name)
-            file.size, file.mode = len(contents), 0o644
+            file.size, file.mode = len(contents), 0o755 if name in programs else 0o644
             archive.addfile(file, io.BytesIO(contents))
     return made.getvalue()
 

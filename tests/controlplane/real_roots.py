@@ -1,6 +1,7 @@
-"""Containerd's folder with the image in it, unpacked once: a node then starts on a copy that shares the files.
+"""Containerd's folder with the images in it, unpacked once: a node then starts on a copy that shares the files.
 
-To unpack takes some six seconds of a processor, which each test run would spend again.
+These are migd's, and one of NVIDIA's programs on the same base. To unpack them takes some ten seconds of a processor,
+which each test run would spend again.
 """
 
 from __future__ import annotations
@@ -12,21 +13,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from controlplane.building import NotBuiltError, only_one
+from controlplane.building import REAL_NODE, NotBuiltError, build_key, found_programs, only_one
 from controlplane.real_config import Place
 from controlplane.real_images import Keys, found_image, newest, overlays
-from controlplane.real_packages import PREPARE
+from controlplane.real_layers import Base, image, layer
+from controlplane.real_packages import PATH, PREPARE
 from controlplane.real_space import Space
 
 FOLDER: Final = "real-node"
 """Of our cache: what real nodes start from, and those that run."""
 _MAKING: Final = "making-"
-_VERSION: Final = 2  # of how a root is made: by containerd 2
+GPU_PROGRAMS: Final = "localhost/migd-nvidia:1"
+"""The image of NVIDIA's programs: unmodified, on a Debian with a shell and `mount`."""
+_IN_IT: Final = ("nvidia-device-plugin", "gpu-feature-discovery", "nfd-master")
 
 
 def root_of(cache: Path, keys: Keys) -> Path:
-    """Where the root with this image is, made or not."""
-    return cache / f"root-{keys.image}-{_VERSION}"
+    """Where the root with these images is, made or not."""
+    return cache / f"root-{keys.image}-{build_key(REAL_NODE)}"
+
+
+def gpu_programs(base: Base) -> bytes:
+    """The image of NVIDIA's programs, as an archive that has only what is new. base: migd's image."""
+    folder = found_programs(group=REAL_NODE)
+    programs = {f"usr/bin/{name}": (folder / name).read_bytes() for name in _IN_IT}
+    return image(base.lowest(), GPU_PROGRAMS, {"Env": [f"PATH={PATH}"]}, layer({}, programs))
 
 
 def found_root(cache: Path) -> tuple[Keys, Path, Path]:
@@ -48,11 +59,12 @@ def make_root(cache: Path, say: Callable[[str], None]) -> Path:
             return root
         for left in cache.glob(f"{_MAKING}*"):
             shutil.rmtree(left)
-        say("unpacking the image for containerd")
+        say("unpacking the images for containerd")
         with tempfile.TemporaryDirectory(prefix=_MAKING, dir=cache) as temporary:
             place = Place(Path(temporary))
             with Space(place, place.folder, overlays(place.folder), cgroup=False) as space:
                 space.ctr("images", "import", str(archive))
+                space.ctr("images", "import", "-", stdin=gpu_programs(Base.of(archive)))
                 assert space.containerd is not None
                 space.containerd.stop()  # so that its database is whole
             (place.folder / "containerd").replace(root)

@@ -28,6 +28,9 @@ import json, os, sys
 if sys.argv[1:] == ["env", "GOVERSION"]:
     print({version!r})
     sys.exit()
+if sys.argv[1] == "list":
+    print({sources!r})
+    sys.exit()
 out = sys.argv[sys.argv.index("-o") + 1]
 with open(out, "w") as made:
     made.write("#!/bin/true\\n")
@@ -47,6 +50,11 @@ class Machine:
         self.cache = folder / "cache" / "migd"
         self.environment = {"PATH": str(folder / "bin"), "XDG_CACHE_HOME": str(folder / "cache")}
         self.said: list[str] = []
+        self.sources = folder / "sources"
+        for file in REAL_NODE.files:
+            path = self.sources / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{file.of}\n")
 
     def has(self, program: str) -> None:
         made = self._folder / "bin" / program
@@ -58,7 +66,8 @@ class Machine:
         go = self._folder / "bin" / "go"
         go.parent.mkdir(exist_ok=True)
         log = str(self._folder / "log")
-        go.write_text(PRETENDED.format(python=sys.executable, version=version, log=log, broken=broken))
+        told = {"python": sys.executable, "version": version, "log": log, "broken": broken}
+        go.write_text(PRETENDED.format(**told, sources=str(self.sources)))
         go.chmod(0o755)
         return go
 
@@ -111,6 +120,7 @@ def test_what_a_real_node_runs_is_built_apart_and_only_what_is_partly_c_by_a_com
     ]
     for _, command, cgo, _ in machine.builds:
         assert any("-z,lazy" in word for word in command) == (cgo == "1"), "NVML's symbols are not there yet"
+    assert (folder / "nfd-role.yaml").read_text() == "sigs.k8s.io/node-feature-discovery\n"
     with pytest.raises(NotBuiltError, match=r"no control plane here .* run `make control-plane` once"):
         found_programs(machine.environment)
 

@@ -248,6 +248,21 @@ def test_an_image_made_of_another_has_its_layers_and_only_what_is_new_in_its_arc
         assert contents.getnames() == ["opt", "opt/tools", "opt/tools/one.py"]
 
 
+def test_an_image_of_programs_is_made_of_the_lowest_layer_alone_and_they_may_be_run(tmp_path: Path):
+    layers = [{"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": f"sha256:{n}", "size": 7} for n in "ab"]
+    rootfs = {"type": "layers", "diff_ids": ["sha256:c", "sha256:d"]}
+    config = {"architecture": "amd64", "os": "linux", "config": {"User": "65532"}, "rootfs": rootfs}
+    top = layer({"etc/one": b""}, {"usr/bin/one": b"#!/bin/true\n"})
+    made = tmp_path / "image.tar"
+    made.write_bytes(image(Base({"layers": layers}, config).lowest(), "localhost/programs:1", {"Env": ["A=1"]}, top))
+    found = Base.of(made)
+    assert [one["digest"] for one in found.manifest["layers"]][:-1] == ["sha256:a"]
+    assert found.config["rootfs"]["diff_ids"][:-1] == ["sha256:c"]
+    assert found.config["config"] == {"Env": ["A=1"]}
+    with tarfile.open(fileobj=io.BytesIO(top)) as contents:
+        assert {one.name: one.mode for one in contents if one.isfile()} == {"etc/one": 0o644, "usr/bin/one": 0o755}
+
+
 def test_a_copy_of_a_root_shares_files_but_no_database(tmp_path: Path):
     (tmp_path / "root/store/blobs").mkdir(parents=True)
     (tmp_path / "root/store/blobs/one").write_text("layer")
