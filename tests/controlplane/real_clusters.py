@@ -1,4 +1,4 @@
-"""A cluster with one real node, on which everything runs as pods; nothing in it is simulated but NVML.
+"""A cluster with one real node, on which everything runs as pods; nothing in it is simulated but GPUs and their driver.
 
 It has what `integration.acting` and `integration.promises` use of a cluster of simulated nodes.
 """
@@ -19,10 +19,12 @@ import yaml
 from controlplane.api import Json
 from controlplane.audit import AuditLog
 from controlplane.deploying import NAMESPACE, DeployError, applied
-from controlplane.nodes_styles import HELM, node_labels
+from controlplane.nodes_styles import HELM, OPERATOR, node_labels
 from controlplane.processes import Ports, StartError, until
 from controlplane.real_node import RealNode
-from controlplane.real_overlays import AGENT, OPERATOR, device_plugin, overlay
+from controlplane.real_nvidia import Ways, nvidia_manifests
+from controlplane.real_overlays import AGENT, SIMULATED, device_plugin, overlay
+from controlplane.real_overlays import OPERATOR as CONTROLLER
 from controlplane.running import ControlPlane
 from migd.kubelet.podresources import KubeletPodResources
 from migd.kubelet.ports import PodDevices
@@ -39,7 +41,8 @@ class RealCluster:
     """One cluster. Use it as a context, or call `start` and `stop`.
 
     folder: for the control plane, with all logs. spec: the node's GPUs. base: the overlay of deploy/ that migd is
-    installed by. migd: whether it is installed at all. instead: a program in one file that runs as the agent, such as
+    installed by; with another than `simulated` the GPUs have a driver, and NVIDIA's own programs run on it, set up in
+    these ways. migd: whether it is installed at all. instead: a program in one file that runs as the agent, such as
     one that kills itself where a test says.
     """
 
@@ -48,16 +51,26 @@ class RealCluster:
         folder: Path,
         spec: str = "2xa100-80gb",
         *,
-        base: str = "simulated",
+        base: str = SIMULATED,
+        ways: Ways = Ways(),  # noqa: B008  frozen
         migd: bool = True,
         instead: Path | None = None,
         programs: Path | None = None,
         say: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self.plane = ControlPlane(folder, programs)
-        labels = node_labels(HELM, "mixed", parse_spec(spec)[0].name)
-        self.real = RealNode(self.plane, NODE, spec, labels, tools=[instead] if instead else [])
+        driven = base != SIMULATED
+        self.style = OPERATOR if base == "gpu-operator" else HELM
+        labels = node_labels(self.style, ways.strategy, parse_spec(spec)[0].name)
+        if driven:  # what GPU feature discovery finds, it has to write itself
+            labels = {
+                key: value
+                for key, value in labels.items()
+                if key == "nvidia.com/gpu.present" or key in self.style.labels
+            }
+        self.real = RealNode(self.plane, NODE, spec, labels, tools=[instead] if instead else [], driver=driven)
         self.nodes = {NODE: self.real}
+        self.ways = ways
         self._base = base
         self._migd = migd
         self._instead = instead.name if instead else ""
@@ -84,7 +97,7 @@ class RealCluster:
             self.plane.start()
             self._say("starting the kubelet")
             self.real.start()
-            applied(self.plane, device_plugin(), "the device plugin")
+            self.install_nvidia()
             if self._migd:
                 self.install()
             self._wait("the device plugin", lambda: bool(self.allocatable()))
@@ -98,12 +111,21 @@ class RealCluster:
         self.plane.stop()
         self._ports.close()
 
+    def install_nvidia(self) -> None:
+        """Install what makes GPUs known: NVIDIA's programs, or our device plugin where the GPUs are a file."""
+        if self._base == SIMULATED:
+            applied(self.plane, device_plugin(), "the device plugin")
+            return
+        server = ("127.0.0.1", self.plane.port)
+        documents = nvidia_manifests(self.style, self.ways, server, self._ports.take())
+        applied(self.plane, documents, "NVIDIA's programs")
+
     def install(self) -> None:
         """Install migd by `kubectl apply -k`, and wait until its pods are ready."""
         self._say(f"applying deploy/overlays/{self._base}")
         self.apply_k(self.overlay())
         self._say("waiting for migd")
-        for program in (OPERATOR, AGENT):
+        for program in (CONTROLLER, AGENT):
             self._wait(program.name, lambda name=program.name: self._is_ready(name))
 
     def overlay(self) -> Path:
@@ -111,7 +133,7 @@ class RealCluster:
         folder = self.plane.folder / "overlay"
         folder.mkdir(exist_ok=True)
         server = ("127.0.0.1", self.plane.port)
-        ports = {program: self._ports.take() for program in (OPERATOR, AGENT)}
+        ports = {program: self._ports.take() for program in (CONTROLLER, AGENT)}
         name, spec = self.real.keys.name, self.real.spec
         document = overlay(folder.resolve(), name, server, ports, spec, self._base, self._instead)
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(document, sort_keys=False))

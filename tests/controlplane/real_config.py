@@ -16,6 +16,8 @@ SOCKET: Final = "/run/containerd/containerd.sock"
 PAUSE: Final = "localhost/migd-pause:1"
 CDI: Final = "/var/run/cdi"
 """Where containerd looks for what a device is, as the device plugin writes it."""
+DRIVER: Final = "/run/nvidia/driver"
+"""Where the driver's root is, as the GPU Operator's driver container has it: here it is a simulated one's."""
 OWN: Final[Mapping[str, str]] = {
     "kubelet": "/var/lib/kubelet",
     "containerd": "/var/lib/containerd",
@@ -24,6 +26,7 @@ OWN: Final[Mapping[str, str]] = {
     "containers": "/var/log/containers",
     "migd": "/var/lib/migd",
     "cdi": CDI,
+    "driver": DRIVER,
 }
 """Folder of the node -> where programs in it see that: device plugins, shims and readers of logs know these paths."""
 TUNABLES: Final[Mapping[str, str]] = {
@@ -67,8 +70,18 @@ class Place:
 
     @property
     def machine_file(self) -> Path:
-        """The simulated GPUs."""
+        """The simulated GPUs, where every program of the node opens them as a file."""
         return self.folder / "migd" / "gpus.json"
+
+    @property
+    def driver_file(self) -> Path:
+        """The simulated GPUs, where they have a driver: its own memory, which no program of the node sees."""
+        return self.folder / "gpus.json"
+
+    @property
+    def driver(self) -> Path:
+        """What is /run/nvidia/driver in the node."""
+        return self.folder / "driver"
 
     @property
     def socket(self) -> Path:

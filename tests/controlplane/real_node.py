@@ -21,6 +21,7 @@ from controlplane.computing import let_go
 from controlplane.nodes import SPEC
 from controlplane.processes import Child, Ports, StartError, until
 from controlplane.real_config import PAUSE, Place, kubelet_config
+from controlplane.real_driver import Driver
 from controlplane.real_images import overlays
 from controlplane.real_layers import Base, image, layer
 from controlplane.real_roots import FOLDER, copied, found_root
@@ -32,7 +33,7 @@ from migd.sim import SimHost
 TOOLS: Final = "localhost/migd-tests:1"
 """The image of what runs on the node besides migd: the device plugin, and what computes in pods."""
 TOOLS_AT: Final = "/opt/migd-tests"
-_TOOLS: Final = ("__init__.py", "computing.py", "nodes_sockets.py", "plugin.py")
+_TOOLS: Final = ("__init__.py", "computing.py", "exporter.py", "nodes_sockets.py", "plugin.py")
 _HERE: Final = Path(__file__).parent
 _TURN_S: Final = 900.0
 _READY_S: Final = 90.0
@@ -43,7 +44,8 @@ class RealNode:
     """One node. `begin` beside whatever else starts; then `start`, and `stop`. Or use it as a context.
 
     spec: its GPUs. labels: of the Node. seed: of the GPUs' UUIDs, its name where not given. The simulated GPUs are
-    made at the start; calls to them take a tenth of the real time. tools: more files for the image TOOLS.
+    made at the start; calls to them take a tenth of the real time. tools: more files for the image TOOLS. driver: whether
+    they have a driver, which programs reach as NVML does it; else every program opens them as a file.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class RealNode:
         seed: str = "",
         programs: Path | None = None,
         tools: Sequence[Path] = (),
+        driver: bool = False,
     ) -> None:
         self.name = name
         self.spec = spec
@@ -72,7 +75,9 @@ class RealNode:
         self._space: Space | None = None
         self._kubelet: Child | None = None
         self._ending = threading.Event()
-        self._driver = threading.Thread(target=self._let_go, name=f"driver {name}", daemon=True)
+        self._letting_go = threading.Thread(target=self._let_go, name=f"driver {name}", daemon=True)
+        self._driven = driver
+        self.driver: Driver | None = None
 
     def __enter__(self) -> Self:
         self.begin()
@@ -106,7 +111,11 @@ class RealNode:
             for archive in (pause, tools):
                 self._space.ctr("images", "import", "-", stdin=archive)
             self.machine()
-            self._driver.start()
+            if self._driven:
+                self.driver = Driver(self._space)
+                self.driver.start()
+            else:
+                self._letting_go.start()
         except BaseException:
             self.stop()
             raise
@@ -136,10 +145,12 @@ class RealNode:
     def stop(self) -> None:
         """End every process of the node; its Node stays, and of its folder the logs of pods, beside the others."""
         self._ending.set()
-        if self._driver.is_alive():
-            self._driver.join()
+        if self._letting_go.is_alive():
+            self._letting_go.join()
         if self._space is not None:
             self._space.close()
+        if self.driver is not None:
+            self.driver.stop()
         if self._kubelet is not None:
             self._kubelet.stop()
         if self._place is not None:
@@ -172,7 +183,8 @@ class RealNode:
 
     def machine(self) -> SimHost:
         """Its simulated GPUs, as a client of one's own: what one does there, its programs see."""
-        return SimHost.open(self.place.machine_file, self.spec, seed=self._seed, duration_scale=0.1)
+        file = self.place.driver_file if self._driven else self.place.machine_file
+        return SimHost.open(file, self.spec, seed=self._seed, duration_scale=0.1)
 
     def pids(self, pod_uid: str) -> list[int]:
         """The processes of a pod, without its sandbox's, as the machine numbers them."""

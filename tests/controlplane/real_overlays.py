@@ -11,13 +11,16 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from controlplane.api import Json
 from controlplane.deploying import DEPLOY
 from controlplane.nodes_styles import HELM, plugin_manifests
+from controlplane.real_config import DRIVER
 from controlplane.real_node import TOOLS, TOOLS_AT
 
+SIMULATED: Final = "simulated"
+"""The overlay whose agents open simulated GPUs as a file; with all others they take the library of a driver."""
 STATE: Final = "/var/lib/migd"
 _MACHINE: Final = f"{STATE}/gpus.json"
 _PLUGINS: Final = "/var/lib/kubelet/device-plugins"
@@ -45,13 +48,14 @@ def overlay(
     server: tuple[str, int],
     ports: Mapping[Program, int],
     spec: str,
-    base: str = "simulated",
+    base: str = SIMULATED,
     instead: str = "",
 ) -> Json:
     """The kustomization of a folder. image: its whole name; server: the API server; spec: the GPUs of an agent.
 
-    ports: on which the programs answer probes, on loopback. base: which of deploy/overlays. instead: the file in the
-    image TOOLS that runs as the agent; "" for the agent.
+    ports: on which the programs answer probes, on loopback. base: which of deploy/overlays; with another than
+    `simulated` the agent takes the driver's library, as in production. instead: the file in the image TOOLS that runs
+    as the agent; "" for the agent.
     """
     name, _, tag = image.rpartition(":")
     return {
@@ -65,7 +69,7 @@ def overlay(
                 _patch(program, json.dumps(_on_the_machines_network(program, server, port)))
                 for program, port in ports.items()
             ),
-            _patch(AGENT, json.dumps(_simulating(spec))),
+            _patch(AGENT, json.dumps(_simulating(spec) if base == SIMULATED else _driven())),
             *([_patch(AGENT, json.dumps(_instead(instead)))] if instead else ()),
         ],
     }
@@ -106,6 +110,17 @@ def _simulating(spec: str) -> Json:
     }
 
 
+def _driven() -> Json:
+    """Where the driver's root is, as an admin says it whose driver is not the host's own."""
+    volume = {"name": "driver", "hostPath": {"path": DRIVER, "type": "Directory"}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": AGENT.kind,
+        "metadata": {"name": AGENT.name, "namespace": "migd-system"},
+        "spec": {"template": {"spec": {"volumes": [volume]}}},
+    }
+
+
 def _instead(file: str) -> list[Json]:
     container = "/spec/template/spec/containers/0"
     return [
@@ -140,9 +155,16 @@ def device_plugin(strategy: str = "mixed") -> list[Json]:
 
 
 def pod_template(
-    limits: Mapping[str, int], labels: Mapping[str, str], grace_s: int = 5, runs: Sequence[str] = ()
+    limits: Mapping[str, int],
+    labels: Mapping[str, str],
+    grace_s: int = 5,
+    runs: Sequence[str] = (),
+    driven: bool = False,
 ) -> Json:
-    """A pod that computes on what it asks for. limits: resource -> how many; runs: another command in its place."""
+    """A pod that computes on what it asks for. limits: resource -> how many; runs: another command in its place.
+
+    driven: whether its GPUs have a driver, whose root it then sees, as a runtime would give it the driver's files.
+    """
     container: Json = {
         "name": "main",
         "image": TOOLS,
@@ -151,16 +173,20 @@ def pod_template(
     }
     if runs:
         container["command"] = list(runs)
-    spec = {
+    spec: Json = {
         "hostNetwork": True,
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_s,
         "containers": [container],
     }
+    if driven:
+        container["env"] = [{"name": "MIGD_DRIVER_ROOT", "value": DRIVER}]
+        container["volumeMounts"] = [{"name": "driver", "mountPath": DRIVER}]
+        spec["volumes"] = [{"name": "driver", "hostPath": {"path": DRIVER, "type": "Directory"}}]
     return {"metadata": {"labels": dict(labels)}, "spec": spec}
 
 
-def deployment(name: str, replicas: int, limits: Mapping[str, int], **options: int) -> Json:
+def deployment(name: str, replicas: int, limits: Mapping[str, int], **options: Any) -> Json:
     """So many pods that compute on what each asks for, labelled `app: NAME`."""
     labels = {"app": name}
     template = pod_template(limits, labels, **options)

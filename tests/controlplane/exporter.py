@@ -1,0 +1,48 @@
+"""`python -m controlplane.exporter`: holds NVML open on every device and asks of it each second, as dcgm-exporter does.
+
+It lets go when it is told to end, and not before: a GPU that it holds cannot be reset.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any, Final
+
+from migd.nvml.roots import this_library
+
+_EVERY_S: Final = 1.0
+
+
+def main() -> int:
+    """Ask until SIGTERM; the exit status."""
+    ends = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    nvml: Any = this_library()
+    nvml.nvmlInit()
+    gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    sys.stdout.write(f"{os.getpid()} watches {len(gpus)} GPUs\n")
+    sys.stdout.flush()
+    while signal.sigtimedwait(ends, _EVERY_S) is None:
+        for gpu in gpus:
+            for device in (gpu, *_devices(nvml, gpu)):
+                nvml.nvmlDeviceGetUUID(device)
+            nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+    nvml.nvmlShutdown()
+    return 0
+
+
+def _devices(nvml: Any, gpu: Any) -> list[Any]:
+    """The MIG devices of a GPU, by the slots that they may be in."""
+    found = []
+    for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        try:
+            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot))
+        except nvml.NVMLError_NotFound:
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
