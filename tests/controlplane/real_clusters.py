@@ -63,11 +63,8 @@ class RealCluster:
         self.style = OPERATOR if base == "gpu-operator" else HELM
         labels = node_labels(self.style, ways.strategy, parse_spec(spec)[0].name)
         if driven:  # what GPU feature discovery finds, it has to write itself
-            labels = {
-                key: value
-                for key, value in labels.items()
-                if key == "nvidia.com/gpu.present" or key in self.style.labels
-            }
+            kept = {"nvidia.com/gpu.present", *self.style.labels}
+            labels = {key: value for key, value in labels.items() if key in kept}
         self.real = RealNode(self.plane, NODE, spec, labels, tools=[instead] if instead else [], driver=driven)
         self.nodes = {NODE: self.real}
         self.ways = ways

@@ -1,4 +1,4 @@
-"""The driver of a real node's GPUs: `migd sim serve` in the node's space, whose root programs find where drivers are."""
+"""The driver of a real node's GPUs: `migd sim serve` in the node's space; its root is where drivers are."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class RealNode:
     """One node. `begin` beside whatever else starts; then `start`, and `stop`. Or use it as a context.
 
     spec: its GPUs. labels: of the Node. seed: of the GPUs' UUIDs, its name where not given. The simulated GPUs are
-    made at the start; calls to them take a tenth of the real time. tools: more files for the image TOOLS. driver: whether
-    they have a driver, which programs reach as NVML does it; else every program opens them as a file.
+    made at the start; calls to them take a tenth of the real time. tools: more files for the image TOOLS. driver:
+    whether they have a driver, whose library programs take; else every program opens them as a file.
     """
 
     def __init__(

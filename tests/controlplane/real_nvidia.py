@@ -1,8 +1,8 @@
 """NVIDIA's own programs on a real node: device plugin, GPU feature discovery, NFD's master, and who else holds GPUs.
 
-As their Helm charts or the GPU Operator install them. What differs follows from a driver that is simulated: it lies under
-a root of its own, and its files of /proc are mounted by the container itself, since runc mounts nothing there.
-Source: k8s-device-plugin 0.19.0, deployments/helm; gpu-operator, assets/state-*; node-feature-discovery 0.18.3, deployment.
+As their Helm charts or the GPU Operator install them. What differs follows from a driver that is simulated: it lies
+under a root of its own, and its files of /proc are mounted by the container itself, since runc mounts nothing there.
+Source: k8s-device-plugin 0.19.0, deployments/helm; gpu-operator, assets/state-*; node-feature-discovery 0.18.3.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def nfd(server: tuple[str, int], port: int) -> list[Json]:
 
 
 def exporter() -> Json:
-    """What stands for the GPU Operator's DCGM exporter: it holds NVML open, and asks of every device again and again."""
+    """What stands for the GPU Operator's DCGM exporter: it holds NVML open, and asks of every device each second."""
     name, labels = "nvidia-dcgm-exporter", {"app": "nvidia-dcgm-exporter"}
     container: Json = {
         "name": name,
