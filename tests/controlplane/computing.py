@@ -1,8 +1,10 @@
 """`python -m controlplane.computing`: what a pod does on the GPUs that it got: it computes there until it is ended.
 
-It shows in NVML as a process of its container on each device that NVIDIA_VISIBLE_DEVICES names. Each of them has a file
-beside the simulated machine's, which this process has locked: the kernel lets go of the lock however it ends, and the
-node then lets go of the device; see `let_go`.
+Where there is a driver (MIGD_DRIVER_ROOT), it finds them by the device nodes that it has, and holds them by a message
+to the driver's server, which lets go when the connection ends. Where the GPUs are a file, it shows in NVML as a process
+of its container on each device that NVIDIA_VISIBLE_DEVICES names. Each of them has a file beside the simulated
+machine's, which this process has locked: the kernel lets go of the lock however it ends, and the node then lets go of
+the device; see `let_go`.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
+from controlplane.container_devices import devices_of
 from migd.agent.processes import ProcProcesses
+from migd.nvml.roots import ROOT, this_library
 from migd.sim import SimHost
 from migd.sim.errors import SimulationError
 
@@ -72,10 +76,29 @@ def place_of(host: SimHost, device: str) -> tuple[int, int | None] | None:
     return None
 
 
+def driven(root: Path, ends: set[signal.Signals]) -> int:
+    """Compute, until one of these signals, on what has a driver. root: the driver's."""
+    from migd.sim.cface.client import ControlClient  # what has no driver needs none of this
+
+    nvml: Any = this_library()
+    nvml.nvmlInit()
+    devices = devices_of(nvml, root)
+    nvml.nvmlShutdown()
+    with ControlClient(root) as client:
+        for device in devices:
+            client.hold(device)
+        sys.stdout.write(f"computing on {' '.join(devices) or 'nothing'}\n")
+        sys.stdout.flush()
+        signal.sigwait(ends)
+    return 0
+
+
 def main() -> int:
     """Compute until SIGTERM; the exit status."""
     ends = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    if ROOT in os.environ:
+        return driven(Path(os.environ[ROOT]), ends)
     given = os.environ.get("NVIDIA_VISIBLE_DEVICES", "")
     devices = [device.partition("::")[0] for device in given.split(",") if device and device != "void"]
     described = ProcProcesses().describe(os.getpid())

@@ -10,6 +10,7 @@ import signal
 import sys
 from typing import Any, Final
 
+from controlplane.container_devices import mig_devices
 from migd.nvml.roots import this_library
 
 _EVERY_S: Final = 1.0
@@ -26,22 +27,11 @@ def main() -> int:
     sys.stdout.flush()
     while signal.sigtimedwait(ends, _EVERY_S) is None:
         for gpu in gpus:
-            for device in (gpu, *_devices(nvml, gpu)):
+            for device in (gpu, *mig_devices(nvml, gpu)):
                 nvml.nvmlDeviceGetUUID(device)
             nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
     nvml.nvmlShutdown()
     return 0
-
-
-def _devices(nvml: Any, gpu: Any) -> list[Any]:
-    """The MIG devices of a GPU, by the slots that they may be in."""
-    found = []
-    for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
-        try:
-            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot))
-        except nvml.NVMLError_NotFound:
-            continue
-    return found
 
 
 if __name__ == "__main__":

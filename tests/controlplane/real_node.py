@@ -33,7 +33,10 @@ from migd.sim import SimHost
 TOOLS: Final = "localhost/migd-tests:1"
 """The image of what runs on the node besides migd: the device plugin, and what computes in pods."""
 TOOLS_AT: Final = "/opt/migd-tests"
-_TOOLS: Final = ("__init__.py", "computing.py", "exporter.py", "nodes_sockets.py", "plugin.py")
+_TOOLS: Final = (
+    *("__init__.py", "computing.py", "container_devices.py", "exporter.py"),
+    *("nodes_sockets.py", "plugin.py"),
+)
 _HERE: Final = Path(__file__).parent
 _TURN_S: Final = 900.0
 _READY_S: Final = 90.0
