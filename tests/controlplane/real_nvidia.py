@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import yaml
@@ -40,7 +39,7 @@ class Ways:
 
     strategy: str = "mixed"
     cdi: bool = True
-    shares: Mapping[str, int] = MappingProxyType({})
+    shares: Mapping[str, int] = field(default_factory=dict)
 
 
 def nvidia_manifests(style: Style, ways: Ways, server: tuple[str, int], port: int) -> list[Json]:
