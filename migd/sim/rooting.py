@@ -56,7 +56,7 @@ class Root:
         """Make the files say what the machine is now; nothing is looked at where they already do.
 
         The machine must stand still meanwhile. The first call, and the one after an error, compare all with what lies
-        there, and so repair what an interrupted one has left. RootError where the folder is not ours, or the disk fails.
+        there, and so repair what an interrupted one has left. RootError: not ours, or not to be written.
         """
         shown = fingerprint(machine)
         if shown == self._written:
