@@ -35,13 +35,13 @@ def serve(
     They find it under FOLDER as in a driver container, or by LD_LIBRARY_PATH=FOLDER/usr/lib/…; docs/c-face.md says how.
     """
     from migd.sim.cface.building import NotBuiltError  # here, because the other commands need no server
-    from migd.sim.cface.serving import Server
+    from migd.sim.cface.rooted import rooted_server
 
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     try:
-        server = Server(_host(simulate, state), root.absolute())
+        server = rooted_server(_host(simulate, state), root.absolute())
         server.start()
     except SimulationError as error:
         raise CliError(Exit.USAGE, str(error)) from error

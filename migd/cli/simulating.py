@@ -11,6 +11,7 @@ import typer
 import yaml
 
 from migd.cli import printing
+from migd.cli.executing import exec_
 from migd.cli.exits import CliError, Exit
 from migd.cli.machines import sim_host
 from migd.cli.options import Document, DocumentOutput, Format
@@ -28,6 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(serve)
+app.command("exec", context_settings={"allow_interspersed_args": False})(exec_)  # the program's options are its own
 
 MachineFile = Annotated[
     Path, typer.Option("--state", metavar="FILE", help="The simulated machine's file.", readable=False)
