@@ -358,3 +358,13 @@ def test_mistakes_are_told_before_anything_runs(scratch: Path, tmp_path: Path) -
         ran = run(scratch, *options)
         assert ran.returncode == 2
         assert text in ran.stderr
+
+
+# ---- beside a client in process
+
+
+def test_a_client_in_process_and_a_program_do_not_share_a_session(scratch: Path, server: Server) -> None:
+    mine = server.host.nvml()
+    mine.nvmlInit()
+    assert run(scratch, "--root", str(server.root), "nvidia-smi", "-L").returncode == 0
+    assert mine.nvmlDeviceGetCount() == 2
