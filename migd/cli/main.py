@@ -126,7 +126,9 @@ def _say_version(asked: bool) -> None:
 
 def _wait_joined(arguments: Sequence[str]) -> list[str]:
     """The words with --wait-idle and a time after it as one, and a bare --wait-idle spelt out."""
-    if "--wait-idle" not in arguments:
+    if "--wait-idle" not in arguments or arguments[:1] == [
+        "sim"
+    ]:  # `sim exec` may run another migd, with its own words
         return list(arguments)
     from migd.cli.applying import WAIT_BARE  # here, because few commands need them
     from migd.plans.fields import seconds_of

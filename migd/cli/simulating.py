@@ -11,9 +11,11 @@ import typer
 import yaml
 
 from migd.cli import printing
+from migd.cli.executing import exec_
 from migd.cli.exits import CliError, Exit
 from migd.cli.machines import sim_host
 from migd.cli.options import Document, DocumentOutput, Format
+from migd.cli.serving import serve
 from migd.plans.fields import seconds_of
 from migd.sim.errors import ResetRefusedError, SimulationError
 from migd.sim.faults import ACTIONS, Fault, code_named
@@ -22,10 +24,12 @@ from migd.sim.machine import to_json
 
 app = typer.Typer(
     name="sim",
-    help="Seed, fault, reboot and reset a simulated machine.",
+    help="Seed, fault, reboot and reset a simulated machine; serve it to programs.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+app.command()(serve)
+app.command("exec", context_settings={"allow_interspersed_args": False})(exec_)  # the program's options are its own
 
 MachineFile = Annotated[
     Path, typer.Option("--state", metavar="FILE", help="The simulated machine's file.", readable=False)

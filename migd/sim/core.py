@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, NoReturn, Protocol, TypeVar
 
 import pynvml
 
@@ -52,6 +52,18 @@ class Timekeeper(Protocol):
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
+        ...
+
+
+class Caller(Protocol):
+    """The program that a thread makes calls for, where that is another one: it waits and dies in its own way."""
+
+    def wait(self, seconds: float | None) -> None:
+        """Let so much real time pass; None: for ever. Ends early by raising, where the program is gone."""
+        ...
+
+    def die(self) -> NoReturn:
+        """A "kill" fault struck: end that program, and this call by raising a BaseException."""
         ...
 
 
@@ -173,6 +185,8 @@ class Core:
             elif fault.action == "crash":
                 raise SimulatedCrash(f"{when} {name}")
             elif fault.action == "kill":
+                if self.caller is not None:
+                    self.caller.die()
                 os.kill(os.getpid(), signal.SIGKILL)
             skip = skip or fault.action == "skip"
         return skip
@@ -188,6 +202,16 @@ class Core:
     @deadline_at_s.setter
     def deadline_at_s(self, at_s: float | None) -> None:
         self._mine.deadline_at_s = at_s
+
+    @property
+    def caller(self) -> Caller | None:
+        """The program for which this thread makes calls; None for this one."""
+        found: Caller | None = getattr(self._mine, "caller", None)
+        return found
+
+    @caller.setter
+    def caller(self, caller: Caller | None) -> None:
+        self._mine.caller = caller
 
     def now_s(self) -> float:
         """Simulated time, in seconds from an arbitrary start; it never goes back, reboots included."""
@@ -207,6 +231,8 @@ class Core:
         if seconds is not None:
             self._wait(seconds)
             return
+        if self.caller is not None:
+            self.caller.wait(None)
         if self.machine.clock == "virtual":
             raise HangError(f"{what} hangs for ever: call it through host.caller, which has a deadline")
         while True:
@@ -217,7 +243,7 @@ class Core:
             self.keeper.advance(seconds)
             return
         if self.machine.clock == "real":
-            time.sleep(seconds)
+            (time.sleep if self.caller is None else self.caller.wait)(seconds)
             return
         if self._file is None:
             self.machine.now_s += seconds

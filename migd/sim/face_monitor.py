@@ -36,6 +36,7 @@ class Monitor(Compute):
     """Queries of health and use, and event sets."""
 
     _sets: dict[int, tuple[int, dict[str, int]]]
+    _next_set = 1
 
     # ---- processes
 
@@ -177,7 +178,8 @@ class Monitor(Compute):
     @call()
     def nvmlEventSetCreate(self, _: Device) -> Any:
         """An empty event set; it hears what happens from now on."""
-        number = len(self._sets) + 1
+        number = self._next_set  # never that of a set before: its handle is dead
+        self._next_set += 1
         self._sets[number] = (self._core.machine.next_event, {})
         return self._pointer(("set", "", 0, number), pynvml.c_nvmlEventSet_t)
 

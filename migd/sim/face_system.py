@@ -14,7 +14,7 @@ from migd.sim.driver import refusal
 from migd.sim.face import Device, Face, call
 from migd.sim.machine import Client, Gpu, Machine
 
-_TEXTS = {
+ERROR_TEXTS = {
     0: "Success",
     1: "Uninitialized",
     2: "Invalid Argument",
@@ -85,7 +85,7 @@ class System(Face):
 
     def nvmlErrorString(self, result: int) -> str:
         """The text of an NVML code, also of those that pynvml's own table lacks."""
-        return _TEXTS.get(result, "Unknown Error")
+        return ERROR_TEXTS.get(result, "Unknown Error")
 
     @call()
     def nvmlSystemGetDriverVersion(self, _: Device) -> str:
@@ -106,10 +106,10 @@ class System(Face):
     @call()
     def nvmlSystemGetProcessName(self, _: Device, pid: int) -> str:
         """The command of a process that the driver knows."""
-        process = self._core.machine.processes.get(str(pid))
-        if process is None or process.released_at_s is not None:
-            raise refusal(pynvml.NVML_ERROR_NOT_FOUND)
-        return process.command
+        for process in self._core.machine.processes.values():
+            if process.pid == pid and process.released_at_s is None:
+                return process.command
+        raise refusal(pynvml.NVML_ERROR_NOT_FOUND)
 
     # ---- finding devices
 
@@ -207,6 +207,17 @@ class System(Face):
         )
 
     nvmlDeviceGetPciInfo_v3 = nvmlDeviceGetPciInfo
+
+    @call("device")
+    def nvmlDeviceGetBrand(self, device: Device) -> int:
+        """NVML_BRAND_…, as newer drivers call every board of a data centre."""
+        return int(pynvml.NVML_BRAND_NVIDIA)
+
+    @call("device")
+    def nvmlDeviceGetVirtualizationMode(self, device: Device) -> int:
+        """NVML_GPU_VIRTUALIZATION_MODE_…: none, or pass-through in a VM."""
+        vm = self._core.machine.switches.vm
+        return int(pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH if vm else pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE)
 
     @call("device")
     def nvmlDeviceGetArchitecture(self, device: Device) -> int:

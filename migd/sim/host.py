@@ -118,6 +118,11 @@ class SimHost:
 
     # ---- using it
 
+    @property
+    def core(self) -> Core:
+        """What all faces of the machine share; for who puts another face on it."""
+        return self._core
+
     def nvml(self, pid: int | None = None, *, privilege: str = "root", command: str = "", container: str = "") -> Nvml:
         """A client's NVML: an object with pynvml's face. Faces of one pid are one process.
 
@@ -200,9 +205,9 @@ class SimHost:
         """(command, container) of a process that has not ended; None where nothing is known of it."""
 
         def look(machine: Machine) -> tuple[str, str] | None:
-            process = machine.processes.get(str(pid))
-            if process is not None and process.released_at_s is None:
-                return process.command, process.container
+            for process in machine.processes.values():
+                if process.pid == pid and process.released_at_s is None:
+                    return process.command, process.container
             client = next((c for c in machine.clients.values() if c.pid == pid and (c.command or c.container)), None)
             return None if client is None else (client.command, client.container)
 
