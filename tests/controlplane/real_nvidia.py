@@ -8,6 +8,7 @@ Source: k8s-device-plugin 0.19.0, deployments/helm; gpu-operator, assets/state-*
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,6 +24,7 @@ from controlplane.real_roots import GPU_PROGRAMS
 
 ROOT: Final = "/driver-root"
 """Where these programs see the driver. Source: k8s-device-plugin, DefaultContainerDriverRoot."""
+LIBRARIES: Final = f"usr/lib/{platform.machine()}-linux-gnu"
 NFD: Final = "node-feature-discovery"
 _DEPLOY: Final = "nvidia.com/gpu.deploy."
 _PROC: Final = f"mount --rbind {ROOT}/proc/driver /proc/driver\n"
@@ -78,11 +80,9 @@ _CONFIG: Final = "nvidia-plugin-configs"
 def plugin_config(style: Style, ways: Ways) -> Json:
     """The configuration of plugin and feature discovery, which is read at their start and on SIGHUP."""
     shared = [{"name": name, "replicas": number} for name, number in ways.shares.items()]
-    config = {
-        "version": "v1",
-        "flags": {"migStrategy": ways.strategy},
-        "sharing": {"timeSlicing": {"resources": shared}},
-    }
+    config: Json = {"version": "v1", "flags": {"migStrategy": ways.strategy}}
+    if shared:  # a list without any is refused
+        config["sharing"] = {"timeSlicing": {"resources": shared}}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -100,7 +100,12 @@ def feature_discovery(style: Style, ways: Ways, server: tuple[str, int]) -> list
         "name": name if operated else f"{name}-ctr",
         **_program(f"exec {name}"),
         "env": [
-            *_variables(CONFIG_FILE="/config/config.yaml", GFD_SLEEP_INTERVAL="5s", **_found(server)),
+            *_variables(
+                CONFIG_FILE="/config/config.yaml",
+                GFD_SLEEP_INTERVAL="5s",
+                LD_LIBRARY_PATH=f"{ROOT}/{LIBRARIES}",  # it takes no other root; NVIDIA's runtime mounts them
+                **_found(server),
+            ),
             _field("NODE_NAME", "spec.nodeName"),
             _field("NAMESPACE", "metadata.namespace"),
             _field("POD_NAME", "metadata.name"),
