@@ -70,7 +70,8 @@ class Session(Nvml):
         machine = self._core.machine
         fresh = self._client not in machine.clients
         if fresh:  # another number, so that no handle of the session before is one of this
-            self._client, machine.next_client = str(machine.next_client), machine.next_client + 1
+            machine.next_client += 1  # as SimHost.nvml counts, whose sessions are beside this one
+            self._client = str(machine.next_client)
         super()._open()
         if fresh and self._started is not None and self._pid != os.getpid():
             client = machine.clients[self._client]
