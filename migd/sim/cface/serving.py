@@ -92,7 +92,7 @@ class Server:
                 fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise AlreadyServedError(f"{self.root}: a server is at work there already: end it first") from None
-            _place(built, self.library)
+            _place(built, self.library, self.host.snapshot().switches.driver_version)
             self._stopping.clear()
             self.core.change(drop_holds)
             self.look()
@@ -245,12 +245,19 @@ def shape_of(machine: Machine) -> Hashable:
     )
 
 
-def _place(built: Path, where: Path) -> None:
-    """The library at its place, whole at any moment; programs that have the old one open keep that."""
+def _place(built: Path, name: Path, version: str) -> None:
+    """The library as a driver installs it: a file with the driver's version in its name, and `name`, a link to it.
+
+    NVIDIA's CDI generator looks for the former. Both are whole at any moment; who has the old one open keeps that.
+    """
+    where = name.with_name(f"{name.stem}.{version}")
     where.parent.mkdir(parents=True, exist_ok=True)
-    if where.exists() and where.read_bytes() == built.read_bytes():
-        return
-    part = where.with_name(f".{where.name}.{os.getpid()}.new")
-    shutil.copyfile(built, part)
-    part.chmod(0o755)
-    part.replace(where)
+    if not where.exists() or where.read_bytes() != built.read_bytes():
+        part = where.with_name(f".{where.name}.{os.getpid()}.new")
+        shutil.copyfile(built, part)
+        part.chmod(0o755)
+        part.replace(where)
+    if not name.is_symlink() or os.readlink(name) != where.name:
+        link = name.with_name(f".{name.name}.{os.getpid()}.new")
+        link.symlink_to(where.name)
+        link.replace(name)
