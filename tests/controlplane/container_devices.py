@@ -10,12 +10,13 @@ from typing import Any, Final
 
 import pynvml
 
-_MINORS: Final = "proc/driver/nvidia-caps/mig-minors"
+MINORS: Final = "proc/driver/nvidia-caps/mig-minors"
+"""Under the driver's root: the minor number of each capability."""
 
 
 def devices_of(nvml: Any, driver: Path, dev: Path = Path("/dev")) -> list[str]:
     """The UUIDs. nvml: initialized; driver: its root; dev: the container's own."""
-    minors = dict(line.split() for line in (driver / _MINORS).read_text().splitlines())
+    minors = dict(line.split() for line in (driver / MINORS).read_text().splitlines())
     found: list[str] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)

@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -18,6 +18,7 @@ import yaml
 
 from controlplane.api import Json
 from controlplane.audit import AuditLog
+from controlplane.container_devices import MINORS
 from controlplane.deploying import NAMESPACE, DeployError, applied
 from controlplane.nodes_styles import HELM, OPERATOR, node_labels
 from controlplane.processes import Ports, StartError, until
@@ -190,6 +191,28 @@ class RealCluster:
         """The devices that a pod holds, by the kubelet's own word."""
         name = (pod["metadata"]["namespace"], pod["metadata"]["name"])
         return tuple(sorted(i for one in self.held() if (one.namespace, one.pod) == name for i in one.device_ids))
+
+    def device_nodes(self, pod: Json) -> tuple[str, ...]:
+        """The device nodes of GPUs and their capabilities that a pod's program has, without those that all share."""
+        shared = {"nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"}
+        folders = {Path(f"/proc/{pid}/root/dev") for pid in self.real.pids(pod["metadata"]["uid"])}
+        found = {
+            path.relative_to(dev) for dev in folders for at in ("", "nvidia-caps") for path in (dev / at).glob("nv*")
+        }
+        return tuple(sorted(str(path) for path in found if path.name not in {*shared, "nvidia-caps"}))
+
+    def nodes_of(self, uuids: Collection[str]) -> tuple[str, ...]:
+        """The device nodes that these MIG devices consist of, by the driver's own list."""
+        minors = dict(line.split() for line in (self.real.place.driver / MINORS).read_text().splitlines())
+        found: set[str] = set()
+        for gpu in self.real.machine().snapshot().gpus:
+            for one in gpu.instances:
+                for compute in one.compute:
+                    if compute.uuid in uuids:
+                        instance = f"gpu{gpu.minor}/gi{one.gi_id}"
+                        caps = (f"{instance}/access", f"{instance}/ci{compute.ci_id}/access")
+                        found |= {f"nvidia{gpu.minor}", *(f"nvidia-caps/nvidia-cap{minors[cap]}" for cap in caps)}
+        return tuple(sorted(found))
 
     def seen_uuids(self, pod: Json) -> tuple[str, ...]:
         """The devices that a pod's program sees, by its environment."""

@@ -124,6 +124,7 @@ def feature_discovery(style: Style, ways: Ways, server: tuple[str, int]) -> list
         "volumes": [{"name": "config", "configMap": {"name": _CONFIG}}],
     }
     _mount(template, "driver-root", DRIVER, ROOT, "HostToContainer")
+    _mount(template, "host-sys", f"{DRIVER}/sys", "/sys")
     rules = [
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
         {
