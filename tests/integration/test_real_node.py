@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from controlplane import real_cgroups
@@ -41,6 +40,7 @@ from integration.acting import (
 )
 from integration.deployed import AGENT, OPERATOR, PLUGIN_NAMESPACE
 from integration.promises import Promise
+from integration.real_pods import identity, running
 from integration.witnesses import evicted
 
 REAL_CLUSTER = {"spec": "2xa100-80gb"}
@@ -55,25 +55,6 @@ def program(real_cluster: RealCluster, name: str) -> tuple[Json, int]:
     pod = real_cluster.program(name)
     (pid,) = real_cluster.real.pids(pod["metadata"]["uid"])
     return pod, pid
-
-
-def running(real_cluster: RealCluster, name: str, number: int) -> list[Json]:
-    """Wait until so many pods of a Deployment run, and no other; they by name."""
-    eventually(lambda: [p["status"]["phase"] for p in real_cluster.pods(f"app={name}")], ["Running"] * number)
-    return real_cluster.pods(f"app={name}")
-
-
-def identity(real_cluster: RealCluster, pod: Json) -> dict[str, Any]:
-    """What of a pod must not change while its instances are kept."""
-    (container,) = pod["status"]["containerStatuses"]
-    return {
-        "uid": pod["metadata"]["uid"],
-        "restarts": container["restartCount"],
-        "container": container["containerID"],
-        "pids": real_cluster.real.pids(pod["metadata"]["uid"]),
-        "held": real_cluster.mig_uuids(pod),
-        "seen": real_cluster.seen_uuids(pod),
-    }
 
 
 @pytest.mark.parametrize(("name", "user", "uid"), [("migd-operator", OPERATOR, "65532"), ("migd-agent", AGENT, "0")])

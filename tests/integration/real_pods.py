@@ -1,0 +1,45 @@
+"""Pods on a real node, as tests look at them: who runs, what of them must not change, which labels their GPUs have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controlplane.api import Json
+from controlplane.real_clusters import RealCluster
+from integration.acting import eventually
+
+
+def running(real_cluster: RealCluster, name: str, number: int) -> list[Json]:
+    """Wait until so many pods of a Deployment run, and no other; they by name."""
+    eventually(lambda: [p["status"]["phase"] for p in real_cluster.pods(f"app={name}")], ["Running"] * number)
+    return real_cluster.pods(f"app={name}")
+
+
+def identity(real_cluster: RealCluster, pod: Json) -> dict[str, Any]:
+    """What of a pod must not change while its instances are kept."""
+    (container,) = pod["status"]["containerStatuses"]
+    return {
+        "uid": pod["metadata"]["uid"],
+        "restarts": container["restartCount"],
+        "container": container["containerID"],
+        "pids": real_cluster.real.pids(pod["metadata"]["uid"]),
+        "held": real_cluster.mig_uuids(pod),
+        "seen": real_cluster.seen_uuids(pod),
+        "nodes": real_cluster.device_nodes(pod),
+    }
+
+
+def computing(real_cluster: RealCluster) -> dict[str, str]:
+    """Container id -> UUID of the MIG device that a process of it is on, by NVML's own word."""
+    machine = real_cluster.real.machine().snapshot()
+    uuids = {c.serial: c.uuid for gpu in machine.gpus for one in gpu.instances for c in one.compute}
+    return {one.container: uuids[one.ci_serial] for one in machine.processes.values() if one.ci_serial is not None}
+
+
+def counts(real_cluster: RealCluster) -> dict[str, int]:
+    """What GPU feature discovery tells of MIG devices by profile: `1g.10gb` -> how many."""
+    labels = real_cluster.node()["metadata"]["labels"]
+    ours = ((key.removeprefix("nvidia.com/mig-"), value) for key, value in labels.items())
+    return {
+        key.removesuffix(".count"): int(value) for key, value in ours if key[0].isdigit() and key.endswith(".count")
+    }

@@ -1,0 +1,105 @@
+"""NVIDIA's own device plugin and GPU feature discovery on a real node, strategy mixed, while migd changes the GPUs.
+
+Their programs are unmodified; they and migd's agent find the simulated GPUs as they would real ones: by a driver's
+library, its files and device nodes. Containers get devices by CDI, as the plugin describes them.
+"""
+
+from __future__ import annotations
+
+from controlplane.deploying import applied
+from controlplane.real_clusters import NODE, RealCluster
+from controlplane.real_nvidia import Ways, plugin_config
+from controlplane.real_overlays import deployment
+from integration.acting import apply, edit, eventually, instances, introduced, plan, quiet, ready
+from integration.deployed import PLUGIN_NAMESPACE
+from integration.promises import Promise
+from integration.real_pods import computing, counts, identity, running
+
+from migd.sim.cface.client import ControlClient
+
+REAL_CLUSTER = {"spec": "2xa100-80gb", "base": "helm-plugin"}
+LARGE, SMALL = "nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb"
+PLUGIN, DISCOVERY = "nvidia-device-plugin-ctr", "gpu-feature-discovery-ctr"
+
+
+def of(real_cluster: RealCluster, container: str) -> dict[str, int]:
+    """The pods of a program of NVIDIA's: uid -> how often it was restarted."""
+    states = {
+        pod["metadata"]["uid"]: one
+        for pod in real_cluster.pods(namespace=PLUGIN_NAMESPACE)
+        for one in pod["status"].get("containerStatuses", ())
+        if one["name"] == container
+    }
+    return {uid: one["restartCount"] for uid, one in states.items()}
+
+
+def test_a_plan_is_what_nvidias_programs_then_offer_and_label_and_pods_keep_what_stays(real_cluster: RealCluster):
+    introduced(real_cluster, NODE)
+    assert real_cluster.allocatable() == {"nvidia.com/gpu": 2}
+    promise = Promise(real_cluster, "real", [NODE])
+    promise.said(apply(real_cluster, plan("real", [NODE], instances(_3g_40gb=1, _1g_10gb=3))))
+    ready(real_cluster, "real")
+    promise.kept()
+    quiet(real_cluster, NODE)
+    assert real_cluster.allocatable() == {"nvidia.com/gpu": 0, LARGE: 2, SMALL: 6}
+    eventually(lambda: counts(real_cluster), {"3g.40gb": 2, "1g.10gb": 6})
+
+    real_cluster.apply(deployment("train", 3, {SMALL: 1}, driven=True), deployment("wide", 2, {LARGE: 1}, driven=True))
+    before = [identity(real_cluster, pod) for pod in running(real_cluster, "train", 3)]
+    wide = [identity(real_cluster, pod) for pod in running(real_cluster, "wide", 2)]
+    has_its_slice_and_no_other(real_cluster, [*before, *wide])
+    real_cluster.apply(deployment("wide", 0, {LARGE: 1}, driven=True))
+    running(real_cluster, "wide", 0)
+
+    edit(real_cluster, "real", rules=[instances(_1g_10gb=7)])
+    ready(real_cluster, "real")
+    quiet(real_cluster, NODE)
+    assert real_cluster.allocatable() == {"nvidia.com/gpu": 0, LARGE: 0, SMALL: 14}
+    eventually(lambda: counts(real_cluster), {"1g.10gb": 14})
+    assert [identity(real_cluster, pod) for pod in running(real_cluster, "train", 3)] == before
+
+    real_cluster.apply(deployment("train", 14, {SMALL: 1}, driven=True))
+    after = [identity(real_cluster, pod) for pod in running(real_cluster, "train", 14)]
+    assert all(one in after for one in before)
+    has_its_slice_and_no_other(real_cluster, after)
+    real_cluster.apply(deployment("train", 3, {SMALL: 1}, driven=True))
+
+
+def has_its_slice_and_no_other(real_cluster: RealCluster, pods: list[dict[str, object]]) -> None:
+    """Each pod has a slice of its own, by the kubelet's word, by its device nodes, and by NVML's list of processes."""
+    held = [uuid for one in pods for uuid in one["held"]]
+    assert len(held) == len(set(held)) == len(pods)
+    assert [one["nodes"] for one in pods] == [real_cluster.nodes_of(one["held"]) for one in pods]
+    wanted = {str(one["container"]).removeprefix("containerd://"): one["held"][0] for one in pods}
+    eventually(lambda: computing(real_cluster), wanted)
+
+
+def test_no_program_of_nvidias_looks_at_gpus_that_are_half_changed_and_none_breaks(real_cluster: RealCluster):
+    driver = real_cluster.real.driver
+    assert driver is not None
+    plugins, discoveries = of(real_cluster, PLUGIN), of(real_cluster, DISCOVERY)
+    with ControlClient(path=driver.socket) as client:
+        begun = max((call.number for call in client.calls()), default=0)
+        edit(real_cluster, "real", rules=[instances(_2g_20gb=1, _1g_10gb=5)])
+        ready(real_cluster, "real")
+        calls = client.calls(after=begun)
+    changes = [call for call in calls if call.name.endswith(("InstanceDestroy", "CreateGpuInstanceWithPlacement"))]
+    changes += [call for call in calls if call.name.startswith("nvmlGpuInstanceCreateComputeInstance")]
+    first, last = min(call.began_s for call in changes), max(call.ended_s for call in changes)
+    assert {call.pid for call in changes} == {changes[0].pid}
+    during = [call for call in calls if call.ended_s > first and call.began_s < last and call.pid != changes[0].pid]
+    assert [call.name for call in during if "Mig" in call.name or "Instance" in call.name] == []
+    assert of(real_cluster, DISCOVERY) == discoveries
+    assert set(of(real_cluster, PLUGIN).values()) == {0}, "it was started anew, and never failed"
+    assert of(real_cluster, PLUGIN).keys().isdisjoint(plugins)
+
+
+def test_a_plugin_that_is_told_to_share_slices_offers_them_so_and_feature_discovery_says_so(real_cluster: RealCluster):
+    shared = Ways(shares={SMALL: 2})
+    before = real_cluster.allocatable()
+    applied(real_cluster.plane, [plugin_config(real_cluster.style, shared)], "time slicing")
+    for pod in real_cluster.pods(namespace=PLUGIN_NAMESPACE):
+        real_cluster.kubectl("delete", "pod", "-n", PLUGIN_NAMESPACE, pod["metadata"]["name"])
+    eventually(lambda: real_cluster.allocatable()[SMALL], 2 * before[SMALL])
+    replicas = "nvidia.com/mig-1g.10gb.replicas"
+    eventually(lambda: real_cluster.node()["metadata"]["labels"].get(replicas), "2")
