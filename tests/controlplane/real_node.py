@@ -193,6 +193,11 @@ class RealNode:
         """The processes of a pod, without its sandbox's, as the machine numbers them."""
         return [pid for pid in self._all() if self._pod_of(pid) == pod_uid and _comm(pid) != "sleep"]
 
+    def inner(self, pid: int) -> int:
+        """A process of the node, as the node itself numbers it."""
+        status = Path(f"/proc/{pid}/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[2])
+
     def variables(self, pid: int) -> dict[str, str]:
         """What a process sees in its environment."""
         words = Path(f"/proc/{pid}/environ").read_text().split("\0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from controlplane.api import Json
@@ -39,7 +40,5 @@ def computing(real_cluster: RealCluster) -> dict[str, str]:
 def counts(real_cluster: RealCluster) -> dict[str, int]:
     """What GPU feature discovery tells of MIG devices by profile: `1g.10gb` -> how many."""
     labels = real_cluster.node()["metadata"]["labels"]
-    ours = ((key.removeprefix("nvidia.com/mig-"), value) for key, value in labels.items())
-    return {
-        key.removesuffix(".count"): int(value) for key, value in ours if key[0].isdigit() and key.endswith(".count")
-    }
+    found = ((re.fullmatch(r"nvidia\.com/mig-(.+)\.count", key), value) for key, value in labels.items())
+    return {matched[1]: int(value) for matched, value in found if matched}
