@@ -62,11 +62,11 @@ class Caller:
 class SimHost:
     """One simulated machine as a whole: what the agent, the tests and the demo hold.
 
-    clock, caller: see Clock and Caller. calls: a log of what was called, bounded; in memory only.
+    clock, caller: see Clock and Caller. core: what all faces share, for who puts another one on it. calls: a log of what was called, bounded; in memory only.
     """
 
     def __init__(self, core: Core) -> None:
-        self._core = core
+        self.core = self._core = core
         self.clock = Clock(core)
         self.caller = Caller(core)
 
@@ -117,11 +117,6 @@ class SimHost:
             file.unlock()
 
     # ---- using it
-
-    @property
-    def core(self) -> Core:
-        """What all faces of the machine share; for who puts another face on it."""
-        return self._core
 
     def nvml(self, pid: int | None = None, *, privilege: str = "root", command: str = "", container: str = "") -> Nvml:
         """A client's NVML: an object with pynvml's face. Faces of one pid are one process.

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from c_clients import served
 from commands import Cli
 
 from migd.sim import SimHost
+from migd.sim.cface.building import NotBuiltError
+from migd.sim.cface.building import library as built
 
 
 def pytest_addoption(parser):
@@ -23,31 +26,48 @@ def pytest_configure(config):
 def pytest_generate_tests(metafunc):
     if "library" in metafunc.fixturenames:
         real = metafunc.config.getoption("hardware", default=False)
-        which = pytest.param("driver", marks=pytest.mark.hardware) if real else "fake"
-        metafunc.parametrize("library", [which], ids=["driver" if real else "fake"], indirect=True)
+        libraries = [pytest.param("driver", marks=pytest.mark.hardware)] if real else ["fake", "c"]
+        metafunc.parametrize("library", libraries, ids=["driver"] if real else ["fake", "c"], indirect=True)
 
 
 @pytest.fixture
 def library(request):
-    """Which library the test runs on: "fake" or "driver"."""
+    """Which library the test runs on: "fake" in process, "c" the simulated libnvidia-ml.so.1, or "driver"."""
     if request.param == "driver" and request.node.get_closest_marker("readonly") is None:
         pytest.skip("changes the GPU: only on a simulated one")
+    if request.param == "c":
+        try:
+            built()
+        except NotBuiltError as missing:
+            pytest.skip(f"the C face is not tried: {missing}")
     return request.param
 
 
 @pytest.fixture
-def box(request, library):
+def boxed(library, tmp_path):
+    """Makes simulated machines: boxed(spec, **switches) is a SimHost, whose clients are on the library under test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(spec, **switches):
+            host = SimHost.fresh(spec, **switches)
+            return stack.enter_context(served(host, tmp_path)) if library == "c" else host
+
+        yield make
+
+
+@pytest.fixture
+def box(request, library, boxed):
     """The simulated machine round the library: reboots, holders, switches. None on real hardware."""
     if library == "driver":
         return None
     marker = request.node.get_closest_marker("machine")
     spec = marker.args[0] if marker else "a100-40gb"
-    return SimHost.fresh(spec, **(marker.kwargs if marker else {}))
+    return boxed(spec, **(marker.kwargs if marker else {}))
 
 
 @pytest.fixture
 def pynvml(library, box):
-    """pynvml, initialised: the module itself on hardware, else the face of the box."""
+    """pynvml, initialised: the module itself on hardware, else a client of the box."""
     if library == "driver":
         import pynvml as module
     else:

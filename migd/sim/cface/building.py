@@ -9,6 +9,7 @@ import platform
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Final
 
@@ -40,24 +41,26 @@ def library(environment: Mapping[str, str] = os.environ) -> Path:
     """The library, built where it is not yet; about 2 s on one core. NotBuiltError where it cannot be."""
     try:
         compiler, header = find_compiler(), find_header()
-        text = source(read_header(header), HANDLERS, ARRAYS, ERROR_TEXTS)
+        folder = cache_home(environment) / "nvml" / _key(header)
+        built = folder / NAME
+        if built.exists():
+            return built
+        folder.mkdir(parents=True, exist_ok=True)
+        with _only_one(folder / ".building"):
+            if not built.exists():
+                _compile(compiler, source(read_header(header), HANDLERS, ARRAYS, ERROR_TEXTS), header, built)
     except NoHeaderError as error:
         raise NotBuiltError(str(error)) from error
-    folder = cache_home(environment) / "nvml" / _key(text, header)
-    built = folder / NAME
-    if built.exists():
-        return built
-    folder.mkdir(parents=True, exist_ok=True)
-    with _only_one(folder / ".building"):
-        if not built.exists():
-            _compile(compiler, text, header, built)
     return built
 
 
-def _key(text: str, header: Path) -> str:
+def _key(header: Path) -> str:
+    """A name for what would be built: all that goes into it, and this kind of machine."""
     told = hashlib.sha256(f"{platform.system()} {platform.machine()} {_FLAGS}\n".encode())
-    told.update(text.encode())
+    told.update(repr((sorted(HANDLERS), sorted(ARRAYS.items()), sorted(ERROR_TEXTS.items()))).encode())
     told.update(header.read_bytes())
+    for name in ("shim.c", "shim.py", "header.py"):
+        told.update((resources.files("migd.sim.cface") / name).read_bytes())
     return told.hexdigest()[:16]
 
 

@@ -136,15 +136,17 @@ def _one(writer: Writer) -> Callable[[Any], list[bytes]]:
     return lambda found: [writer(found)]
 
 
-def _plain(method: str, readers: Sequence[Reader], write: Callable[[Any], list[bytes]], outputs: int = 1) -> Handler:
-    """First what goes in, then what comes out: most functions are so."""
+def _plain(
+    method: str, readers: Sequence[Reader], write: Callable[[Any], list[bytes]], outputs: int = 1, **fixed: Any
+) -> Handler:
+    """First what goes in, then what comes out: most functions are so. fixed: what is passed besides."""
     count = len(readers)
     places = range(count, count + outputs)
 
     def handle(face: Any, values: Sequence[int], pointees: Sequence[bytes | None]) -> Answer:
         _required(values, *places)
         taken = [read(values[at], pointees[at]) for at, read in enumerate(readers)]
-        return SUCCESS, list(zip(places, write(getattr(face, method)(*taken)), strict=True))
+        return SUCCESS, list(zip(places, write(getattr(face, method)(*taken, **fixed)), strict=True))
 
     return handle
 
@@ -294,7 +296,7 @@ HANDLERS: Final[dict[str, Handler]] = {
     "nvmlDeviceGetMigMode": _plain("nvmlDeviceGetMigMode", (_device,), _TWO, 2),
     "nvmlDeviceSetMigMode": _plain("nvmlDeviceSetMigMode", (_device, _number), _ONE),
     "nvmlDeviceGetGpuInstanceProfileInfo": _plain(
-        "nvmlDeviceGetGpuInstanceProfileInfo", (_device, _number, lambda *_: 1), _STRUCTURE
+        "nvmlDeviceGetGpuInstanceProfileInfo", (_device, _number), _STRUCTURE, version=1
     ),
     "nvmlDeviceGetGpuInstanceProfileInfoV": _versioned(
         "nvmlDeviceGetGpuInstanceProfileInfo", (_device, _number), {pynvml.nvmlGpuInstanceProfileInfo_v2: {}}
@@ -321,7 +323,7 @@ HANDLERS: Final[dict[str, Handler]] = {
     "nvmlGpuInstanceGetInfo": _plain("nvmlGpuInstanceGetInfo", (_gi,), _STRUCTURE),
     # compute instances and MIG devices
     "nvmlGpuInstanceGetComputeInstanceProfileInfo": _plain(
-        "nvmlGpuInstanceGetComputeInstanceProfileInfo", (_gi, _number, _number, lambda *_: 1), _STRUCTURE
+        "nvmlGpuInstanceGetComputeInstanceProfileInfo", (_gi, _number, _number), _STRUCTURE, version=1
     ),
     "nvmlGpuInstanceGetComputeInstanceProfileInfoV": _versioned(
         "nvmlGpuInstanceGetComputeInstanceProfileInfo",

@@ -141,12 +141,14 @@ class Server:
 
     def join(self, peer: Peer, token: int, link: Link) -> Program:
         """The program that a new connection belongs to."""
-        key: tuple[object, ...] = (peer.pid, peer.started) if peer.pid else ("unseen", token)
+        seen = peer.real and peer.started is not None
+        key: tuple[object, ...] = (peer.pid, peer.started) if seen else (peer.pid, "copy", token)
         with self._lock:
             program = self._programs.get(key)
             if program is None:
                 session = Session(self.core, "0", peer.pid, peer.privilege, peer.command, peer.container, peer.started)
-                self.core.change(session.resume)
+                if seen and peer.pid != os.getpid():
+                    self.core.change(session.resume)
                 program = self._programs[key] = Program(key, peer, session)
             program.connections.add(link)
             return program
