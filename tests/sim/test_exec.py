@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from controlplane.processes import until
 
 from migd.sim.cface.building import NotBuiltError, library
 from migd.sim.cface.client import ControlClient
@@ -82,13 +82,6 @@ def said(scratch: Path, *options: str) -> str:
     ran = run(scratch, "--state", str(state), "--", *options)
     assert (ran.returncode, ran.stderr) == (0, "")
     return ran.stdout
-
-
-def until(holds: Callable[[], object], what: str) -> None:
-    ends = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < ends, what
-        os.sched_yield()
 
 
 def runs(pid: str) -> bool:
@@ -273,7 +266,7 @@ def test_a_reset_is_refused_while_the_gpu_is_held_and_done_after(scratch: Path, 
         ran = run(scratch, "--root", str(server.root), "nvidia-smi", "--gpu-reset", "-i", uuid)
         assert ran.returncode == 1
         assert ran.stderr.startswith("The following GPUs could not be reset:\n  GPU 00000000:03:00.0: ")
-    until(lambda: not server.host.device_users(uuid), "the hold ends with its connection")
+    assert until(lambda: not server.host.device_users(uuid), WITHIN_S), "a hold ends with its connection"
     ran = run(scratch, "--root", str(server.root), "nvidia-smi", "--gpu-reset", "-i", uuid)
     assert (ran.returncode, ran.stdout) == (0, "GPU 00000000:03:00.0 was successfully reset.\nAll done.\n")
 
@@ -333,7 +326,7 @@ def test_a_program_finds_signals_as_they_were(scratch: Path) -> None:
 
 
 def test_what_the_program_leaves_running_is_ended(scratch: Path) -> None:
-    script = "setsid sh -c 'trap \"\" TERM; echo $$; exec sleep 1000' & sleep 0.2"
+    script = "{ setsid sh -c 'trap \"\" TERM; echo $$; exec sleep 1000' & } | head -1"
     (pid,) = said(scratch, "sh", "-c", script).split()
     assert not runs(pid)
 
@@ -345,8 +338,8 @@ def test_after_a_kill_nothing_stays(scratch: Path) -> None:
         assert all(runs(pid) for pid in pids)
         assert len(list(scratch.iterdir())) == 1
         running.kill()
-        until(lambda: not any(runs(pid) for pid in pids), "the processes are ended")
-        until(lambda: not list(scratch.iterdir()), "the folder is removed")
+        assert until(lambda: not any(runs(pid) for pid in pids), WITHIN_S), "the processes are ended"
+        assert until(lambda: not list(scratch.iterdir()), WITHIN_S), "the folder is removed"
 
 
 def test_mistakes_are_told_before_anything_runs(scratch: Path, tmp_path: Path) -> None:
