@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from controlplane.api import Json
-from controlplane.computing import place_of
 from controlplane.nodes_pods import (
     CRASHES_AFTER_S,
     LASTS_S,
@@ -133,3 +132,14 @@ class Simulated:
 def _seconds(pod: Json, key: str) -> float:
     said = annotation(pod, key)
     return float(said) if said else math.inf
+
+
+def place_of(host: SimHost, device: str) -> tuple[int, int | None] | None:
+    """Index of the GPU and first memory slice of the instance, None for a whole GPU; None where it is not there."""
+    for gpu in host.snapshot().gpus:
+        if gpu.uuid == device:
+            return gpu.index, None
+        for instance in gpu.instances:
+            if any(compute.uuid == device for compute in instance.compute):
+                return gpu.index, instance.start
+    return None

@@ -3,7 +3,6 @@
 It is told by environment, as the container of a DaemonSet: SIMULATED_STATE, the file of the simulated machine;
 SIMULATED_ROOT, the folder that is the node's `/`; MIG_STRATEGY; CONTAINER_ID. What it finds and when it looks is
 `migd.sim.node_plugin`: at start, on SIGHUP, and when the kubelet's socket was made anew.
-SIMULATED_SHARED: where containers are real, the folder of that file, which each gets in place of device files.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +29,6 @@ from migd.kubelet.deviceplugin_v1beta1_pb2 import (
     Device,
     DevicePluginOptions,
     ListAndWatchResponse,
-    Mount,
     PreferredAllocationResponse,
     RegisterRequest,
 )
@@ -50,30 +47,12 @@ _PR_SET_NAME: Final = 15  # prctl(2)
 _OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 
 
-@dataclass(frozen=True)
-class Given:
-    """What a container gets in place of device files. variables, mounts: as Allocate answers them."""
-
-    variables: Mapping[str, str] = field(default_factory=dict)
-    mounts: tuple[Mount, ...] = ()
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Given:
-        """As this process was told."""
-        shared = environment.get("SIMULATED_SHARED")
-        if shared is None:
-            return cls()
-        mount = Mount(container_path=shared, host_path=shared)
-        return cls({"SIMULATED_STATE": environment["SIMULATED_STATE"]}, (mount,))
-
-
 class Serving(DevicePluginServicer):
-    """One resource on a socket of its own. given: what every container gets besides its devices' names."""
+    """One resource on a socket of its own."""
 
-    def __init__(self, devices: dict[str, bool], visible: str, given: Given) -> None:
+    def __init__(self, devices: dict[str, bool], visible: str) -> None:
         self._devices = devices
         self._visible = visible
-        self._given = given
         self._changed = threading.Condition()
         self._ended = False
 
@@ -124,20 +103,15 @@ class Serving(DevicePluginServicer):
         if unknown:
             context.abort(grpc.StatusCode.UNKNOWN, f"invalid allocation request: unknown device: {min(unknown)}")
         envs = [{self._visible: ",".join(asked.devices_ids)} for asked in request.container_requests]
-        return AllocateResponse(
-            container_responses=[
-                ContainerAllocateResponse(envs=one | self._given.variables, mounts=self._given.mounts) for one in envs
-            ]
-        )
+        return AllocateResponse(container_responses=[ContainerAllocateResponse(envs=one) for one in envs])
 
 
 class Program:
     """The process: serves what the plugin offers, registers it, and starts anew when told to."""
 
-    def __init__(self, plugin: DevicePlugin, kubelet: Path, given: Given) -> None:
+    def __init__(self, plugin: DevicePlugin, kubelet: Path) -> None:
         self._plugin = plugin
         self._kubelet = kubelet
-        self._given = given
         self._served: dict[str, tuple[Serving, grpc.Server]] = {}
         self._told: queue.SimpleQueue[signal.Signals] = queue.SimpleQueue()
 
@@ -180,7 +154,7 @@ class Program:
         return None
 
     def _offer(self, resource: str, devices: dict[str, bool]) -> None:
-        serving = Serving(dict(devices), "NVIDIA_VISIBLE_DEVICES", self._given)
+        serving = Serving(dict(devices), "NVIDIA_VISIBLE_DEVICES")
         server = grpc.server(ThreadPoolExecutor(max_workers=4), options=_OPTIONS)
         add_DevicePluginServicer_to_server(serving, server)
         path = self._kubelet / PLUGINS / f"nvidia-{resource.partition('/')[2]}.sock"
@@ -232,7 +206,7 @@ def main() -> int:
     host = SimHost.open(seen["SIMULATED_STATE"])
     nvml = host.nvml(command=COMMAND, container=seen.get("CONTAINER_ID", ""))
     plugin = DevicePlugin(nvml, PluginConfig(strategy=seen.get("MIG_STRATEGY", "none")))
-    return Program(plugin, Path(seen["SIMULATED_ROOT"]) / "var/lib/kubelet", Given.of(seen)).run()
+    return Program(plugin, Path(seen["SIMULATED_ROOT"]) / "var/lib/kubelet").run()
 
 
 if __name__ == "__main__":

@@ -20,16 +20,15 @@ from controlplane.api import Json
 from controlplane.audit import AuditLog
 from controlplane.container_devices import MINORS
 from controlplane.deploying import NAMESPACE, DeployError, applied
-from controlplane.nodes_styles import HELM, OPERATOR, node_labels
+from controlplane.nodes_styles import HELM, OPERATOR
 from controlplane.processes import Ports, StartError, until
 from controlplane.real_node import RealNode
 from controlplane.real_nvidia import Ways, nvidia_manifests
-from controlplane.real_overlays import AGENT, SIMULATED, device_plugin, overlay
+from controlplane.real_overlays import AGENT, GPU_OPERATOR, HELM_PLUGIN, overlay
 from controlplane.real_overlays import OPERATOR as CONTROLLER
 from controlplane.running import ControlPlane
 from migd.kubelet.podresources import KubeletPodResources
 from migd.kubelet.ports import PodDevices
-from migd.sim.spec import parse_spec
 
 NODE: Final = "real"
 _READY_S: Final = 120.0
@@ -42,9 +41,8 @@ class RealCluster:
     """One cluster. Use it as a context, or call `start` and `stop`.
 
     folder: for the control plane, with all logs. spec: the node's GPUs. base: the overlay of deploy/ that migd is
-    installed by; with another than `simulated` the GPUs have a driver, and NVIDIA's own programs run on it, set up in
-    these ways. migd: whether it is installed at all. instead: a program in one file that runs as the agent, such as
-    one that kills itself where a test says.
+    installed by, and NVIDIA's programs in the way that goes with it. ways: how those are set up. migd: whether it is
+    installed at all. instead: a program in one file that runs as the agent.
     """
 
     def __init__(
@@ -52,7 +50,7 @@ class RealCluster:
         folder: Path,
         spec: str = "2xa100-80gb",
         *,
-        base: str = SIMULATED,
+        base: str = HELM_PLUGIN,
         ways: Ways = Ways(),  # noqa: B008  frozen
         migd: bool = True,
         instead: Path | None = None,
@@ -60,13 +58,9 @@ class RealCluster:
         say: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self.plane = ControlPlane(folder, programs)
-        driven = base != SIMULATED
-        self.style = OPERATOR if base == "gpu-operator" else HELM
-        labels = node_labels(self.style, ways.strategy, parse_spec(spec)[0].name)
-        if driven:  # what GPU feature discovery finds, it has to write itself
-            kept = {"nvidia.com/gpu.present", *self.style.labels}
-            labels = {key: value for key, value in labels.items() if key in kept}
-        self.real = RealNode(self.plane, NODE, spec, labels, tools=[instead] if instead else [], driver=driven)
+        self.style = OPERATOR if base == GPU_OPERATOR else HELM
+        labels = {"nvidia.com/gpu.present": "true", **self.style.labels}  # all others GPU feature discovery writes
+        self.real = RealNode(self.plane, NODE, spec, labels, tools=[instead] if instead else [])
         self.nodes = {NODE: self.real}
         self.ways = ways
         self._base = base
@@ -110,10 +104,7 @@ class RealCluster:
         self._ports.close()
 
     def install_nvidia(self) -> None:
-        """Install what makes GPUs known: NVIDIA's programs, or our device plugin where the GPUs are a file."""
-        if self._base == SIMULATED:
-            applied(self.plane, device_plugin(), "the device plugin")
-            return
+        """Install NVIDIA's programs."""
         server = ("127.0.0.1", self.plane.port)
         documents = nvidia_manifests(self.style, self.ways, server, self._ports.take())
         applied(self.plane, documents, "NVIDIA's programs")
@@ -132,8 +123,7 @@ class RealCluster:
         folder.mkdir(exist_ok=True)
         server = ("127.0.0.1", self.plane.port)
         ports = {program: self._ports.take() for program in (CONTROLLER, AGENT)}
-        name, spec = self.real.keys.name, self.real.spec
-        document = overlay(folder.resolve(), name, server, ports, spec, self._base, self._instead)
+        document = overlay(folder.resolve(), self.real.keys.name, server, ports, self._base, self._instead)
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
         return folder
 
@@ -213,12 +203,6 @@ class RealCluster:
                         caps = (f"{instance}/access", f"{instance}/ci{compute.ci_id}/access")
                         found |= {f"nvidia{gpu.minor}", *(f"nvidia-caps/nvidia-cap{minors[cap]}" for cap in caps)}
         return tuple(sorted(found))
-
-    def seen_uuids(self, pod: Json) -> tuple[str, ...]:
-        """The devices that a pod's program sees, by its environment."""
-        pids = self.real.pids(pod["metadata"]["uid"])
-        found = {self.real.variables(pid).get("NVIDIA_VISIBLE_DEVICES", "") for pid in pids}
-        return tuple(sorted(uuid for given in found for uuid in given.split(",") if uuid))
 
     def kill(self, pod: Json) -> None:
         """SIGKILL to every process of a pod, as in a crash; its kubelet starts them again."""

@@ -70,12 +70,7 @@ class Place:
 
     @property
     def machine_file(self) -> Path:
-        """The simulated GPUs, where every program of the node opens them as a file."""
-        return self.folder / "migd" / "gpus.json"
-
-    @property
-    def driver_file(self) -> Path:
-        """The simulated GPUs, where they have a driver: its own memory, which no program of the node sees."""
+        """The simulated GPUs: their driver's memory, which no program of the node sees."""
         return self.folder / "gpus.json"
 
     @property

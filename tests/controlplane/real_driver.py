@@ -25,7 +25,7 @@ class Driver:
 
     def __init__(self, space: Space) -> None:
         self._place = space.place
-        words = ("-m", "migd", "sim", "serve", f"--root={DRIVER}", f"--state={self._place.driver_file}")
+        words = ("-m", "migd", "sim", "serve", f"--root={DRIVER}", f"--state={self._place.machine_file}")
         self.server: Child = space.child("driver", sys.executable, *words, environment={"PYTHONPATH": python_path()})
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""A real node: kubelet and containerd with real pods, in a space of their own; only its GPUs are simulated.
+"""A real node: kubelet and containerd with real pods, in a space of their own; GPUs and their driver are simulated.
 
 One at a time on a machine: whoever comes second waits.
 """
@@ -10,14 +10,12 @@ import fcntl
 import json
 import shutil
 import tempfile
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
 from controlplane.building import cache_home
-from controlplane.computing import let_go
 from controlplane.nodes import SPEC
 from controlplane.processes import Child, Ports, StartError, until
 from controlplane.real_config import PAUSE, Place, kubelet_config
@@ -31,24 +29,19 @@ from migd.agent.node.signals import pod_uid_of
 from migd.sim import SimHost
 
 TOOLS: Final = "localhost/migd-tests:1"
-"""The image of what runs on the node besides migd: the device plugin, and what computes in pods."""
+"""The image of what runs on the node besides migd and NVIDIA's programs: what computes in pods, or looks at GPUs."""
 TOOLS_AT: Final = "/opt/migd-tests"
-_TOOLS: Final = (
-    *("__init__.py", "computing.py", "container_devices.py", "exporter.py"),
-    *("nodes_sockets.py", "plugin.py"),
-)
+_TOOLS: Final = ("__init__.py", "computing.py", "container_devices.py", "exporter.py")
 _HERE: Final = Path(__file__).parent
 _TURN_S: Final = 900.0
 _READY_S: Final = 90.0
-_LET_GO_S: Final = 0.25
 
 
 class RealNode:
     """One node. `begin` beside whatever else starts; then `start`, and `stop`. Or use it as a context.
 
     spec: its GPUs. labels: of the Node. seed: of the GPUs' UUIDs, its name where not given. The simulated GPUs are
-    made at the start; calls to them take a tenth of the real time. tools: more files for the image TOOLS. driver:
-    whether they have a driver, whose library programs take; else every program opens them as a file.
+    made at the start; calls to them take a tenth of the real time. tools: more files for the image TOOLS.
     """
 
     def __init__(
@@ -60,7 +53,6 @@ class RealNode:
         seed: str = "",
         programs: Path | None = None,
         tools: Sequence[Path] = (),
-        driver: bool = False,
     ) -> None:
         self.name = name
         self.spec = spec
@@ -77,10 +69,7 @@ class RealNode:
         self._place: Place | None = None
         self._space: Space | None = None
         self._kubelet: Child | None = None
-        self._ending = threading.Event()
-        self._letting_go = threading.Thread(target=self._let_go, name=f"driver {name}", daemon=True)
-        self._driven = driver
-        self.driver: Driver | None = None
+        self._driver: Driver | None = None
 
     def __enter__(self) -> Self:
         self.begin()
@@ -114,11 +103,8 @@ class RealNode:
             for archive in (pause, tools):
                 self._space.ctr("images", "import", "-", stdin=archive)
             self.machine()
-            if self._driven:
-                self.driver = Driver(self._space)
-                self.driver.start()
-            else:
-                self._letting_go.start()
+            self._driver = Driver(self._space)
+            self._driver.start()
         except BaseException:
             self.stop()
             raise
@@ -147,13 +133,10 @@ class RealNode:
 
     def stop(self) -> None:
         """End every process of the node; its Node stays, and of its folder the logs of pods, beside the others."""
-        self._ending.set()
-        if self._letting_go.is_alive():
-            self._letting_go.join()
         if self._space is not None:
             self._space.close()
-        if self.driver is not None:
-            self.driver.stop()
+        if self._driver is not None:
+            self._driver.stop()
         if self._kubelet is not None:
             self._kubelet.stop()
         if self._place is not None:
@@ -184,10 +167,15 @@ class RealNode:
         assert self._kubelet is not None, f"{self.name} has started"
         return self._kubelet
 
+    @property
+    def driver(self) -> Driver:
+        """The driver of its GPUs, after `begin`."""
+        assert self._driver is not None, f"{self.name} has begun"
+        return self._driver
+
     def machine(self) -> SimHost:
         """Its simulated GPUs, as a client of one's own: what one does there, its programs see."""
-        file = self.place.driver_file if self._driven else self.place.machine_file
-        return SimHost.open(file, self.spec, seed=self._seed, duration_scale=0.1)
+        return SimHost.open(self.place.machine_file, self.spec, seed=self._seed, duration_scale=0.1)
 
     def pids(self, pod_uid: str) -> list[int]:
         """The processes of a pod, without its sandbox's, as the machine numbers them."""
@@ -197,11 +185,6 @@ class RealNode:
         """A process of the node, as the node itself numbers it."""
         status = Path(f"/proc/{pid}/status").read_text()
         return int(next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[2])
-
-    def variables(self, pid: int) -> dict[str, str]:
-        """What a process sees in its environment."""
-        words = Path(f"/proc/{pid}/environ").read_text().split("\0")
-        return dict(word.split("=", 1) for word in words if "=" in word)
 
     def _all(self) -> list[int]:
         return sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
@@ -236,11 +219,6 @@ class RealNode:
         found = self._plane.admin.get(f"/api/v1/nodes/{self.name}")
         conditions = found.body.get("status", {}).get("conditions", ()) if found.ok else ()
         return any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)
-
-    def _let_go(self) -> None:
-        """What a driver does when a process dies, by looking often: it costs next to nothing."""
-        while not self._ending.wait(_LET_GO_S):
-            let_go(self.place.machine_file)
 
 
 def _comm(pid: int) -> str:

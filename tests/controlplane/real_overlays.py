@@ -15,15 +15,12 @@ from typing import Any, Final
 
 from controlplane.api import Json
 from controlplane.deploying import DEPLOY
-from controlplane.nodes_styles import HELM, plugin_manifests
 from controlplane.real_config import DRIVER
 from controlplane.real_node import TOOLS, TOOLS_AT
 
-SIMULATED: Final = "simulated"
-"""The overlay whose agents open simulated GPUs as a file; with all others they take the library of a driver."""
-STATE: Final = "/var/lib/migd"
-_MACHINE: Final = f"{STATE}/gpus.json"
-_PLUGINS: Final = "/var/lib/kubelet/device-plugins"
+HELM_PLUGIN: Final = "helm-plugin"
+GPU_OPERATOR: Final = "gpu-operator"
+"""Overlays, by how NVIDIA's programs are installed."""
 _PORT: Final = 8080
 _LOOPBACK: Final = "127.0.0.1"
 
@@ -47,15 +44,13 @@ def overlay(
     image: str,
     server: tuple[str, int],
     ports: Mapping[Program, int],
-    spec: str,
-    base: str = SIMULATED,
+    base: str = HELM_PLUGIN,
     instead: str = "",
 ) -> Json:
-    """The kustomization of a folder. image: its whole name; server: the API server; spec: the GPUs of an agent.
+    """The kustomization of a folder. image: its whole name; server: the API server.
 
-    ports: on which the programs answer probes, on loopback. base: which of deploy/overlays; with another than
-    `simulated` the agent takes the driver's library, as in production. instead: the file in the image TOOLS that runs
-    as the agent; "" for the agent.
+    ports: on which the programs answer probes, on loopback. base: which of deploy/overlays. instead: the file in the
+    image TOOLS that runs as the agent; "" for the agent.
     """
     name, _, tag = image.rpartition(":")
     return {
@@ -69,7 +64,7 @@ def overlay(
                 _patch(program, json.dumps(_on_the_machines_network(program, server, port)))
                 for program, port in ports.items()
             ),
-            _patch(AGENT, json.dumps(_simulating(spec) if base == SIMULATED else _driven())),
+            _patch(AGENT, json.dumps(_driven())),
             *([_patch(AGENT, json.dumps(_instead(instead)))] if instead else ()),
         ],
     }
@@ -99,17 +94,6 @@ def _on_the_machines_network(program: Program, server: tuple[str, int], port: in
     ]
 
 
-def _simulating(spec: str) -> Json:
-    """A strategic patch, since variables have names."""
-    container = {"name": AGENT.container, "env": [{"name": "MIGD_SIMULATE", "value": spec}]}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": AGENT.kind,
-        "metadata": {"name": AGENT.name, "namespace": "migd-system"},
-        "spec": {"template": {"spec": {"containers": [container]}}},
-    }
-
-
 def _driven() -> Json:
     """Where the driver's root is, as an admin says it whose driver is not the host's own."""
     volume = {"name": "driver", "hostPath": {"path": DRIVER, "type": "Directory"}}
@@ -129,47 +113,23 @@ def _instead(file: str) -> list[Json]:
     ]
 
 
-def device_plugin(strategy: str = "mixed") -> list[Json]:
-    """NVIDIA's device plugin as its Helm chart installs it, on the simulated GPUs of its node.
-
-    It has the node's process ids, since those of NVML clients are kept beside the GPUs, and the agent signals them.
-    """
-    namespace, daemons = plugin_manifests(HELM, strategy)
-    pod = daemons["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    variables = {"SIMULATED_STATE": _MACHINE, "SIMULATED_ROOT": "/", "SIMULATED_SHARED": STATE}
-    container |= {
-        "image": TOOLS,
-        "imagePullPolicy": "Never",
-        "command": ["python3", "-m", "controlplane.plugin"],
-        "env": [
-            *container["env"],
-            *({"name": name, "value": value} for name, value in variables.items()),
-            {"name": "CONTAINER_ID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
-        ],
-        "volumeMounts": [{"name": "kubelet", "mountPath": _PLUGINS}, {"name": "gpus", "mountPath": STATE}],
-    }
-    pod["volumes"].append({"name": "gpus", "hostPath": {"path": STATE}})
-    pod |= {"hostPID": True, "hostNetwork": True, "automountServiceAccountToken": False}
-    return [namespace, daemons]
-
-
 def pod_template(
     limits: Mapping[str, int],
     labels: Mapping[str, str],
     grace_s: int = 5,
     runs: Sequence[str] = (),
-    driven: bool = False,
 ) -> Json:
     """A pod that computes on what it asks for. limits: resource -> how many; runs: another command in its place.
 
-    driven: whether its GPUs have a driver, whose root it then sees, as a runtime would give it the driver's files.
+    It sees the driver's root, by which it asks NVML of its devices, and says that it is on them.
     """
     container: Json = {
         "name": "main",
         "image": TOOLS,
         "imagePullPolicy": "Never",
         "resources": {"limits": {resource: str(number) for resource, number in limits.items()}},
+        "env": [{"name": "MIGD_DRIVER_ROOT", "value": DRIVER}],
+        "volumeMounts": [{"name": "driver", "mountPath": DRIVER}],
     }
     if runs:
         container["command"] = list(runs)
@@ -178,11 +138,8 @@ def pod_template(
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_s,
         "containers": [container],
+        "volumes": [{"name": "driver", "hostPath": {"path": DRIVER, "type": "Directory"}}],
     }
-    if driven:
-        container["env"] = [{"name": "MIGD_DRIVER_ROOT", "value": DRIVER}]
-        container["volumeMounts"] = [{"name": "driver", "mountPath": DRIVER}]
-        spec["volumes"] = [{"name": "driver", "hostPath": {"path": DRIVER, "type": "Directory"}}]
     return {"metadata": {"labels": dict(labels)}, "spec": spec}
 
 

@@ -25,7 +25,6 @@ def identity(real_cluster: RealCluster, pod: Json) -> dict[str, Any]:
         "container": container["containerID"],
         "pids": real_cluster.real.pids(pod["metadata"]["uid"]),
         "held": real_cluster.mig_uuids(pod),
-        "seen": real_cluster.seen_uuids(pod),
         "nodes": real_cluster.device_nodes(pod),
     }
 

@@ -17,7 +17,7 @@ from integration.real_pods import computing, counts, identity, running
 
 from migd.sim.cface.client import ControlClient
 
-REAL_CLUSTER = {"spec": "2xa100-80gb", "base": "helm-plugin"}
+REAL_CLUSTER = {"spec": "2xa100-80gb"}
 LARGE, SMALL = "nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb"
 PLUGIN, DISCOVERY = "nvidia-device-plugin-ctr", "gpu-feature-discovery-ctr"
 
@@ -50,11 +50,11 @@ def test_a_plan_is_what_nvidias_programs_then_offer_and_label_and_pods_keep_what
     assert real_cluster.allocatable() == {"nvidia.com/gpu": 0, LARGE: 2, SMALL: 6}
     eventually(lambda: counts(real_cluster), {"3g.40gb": 2, "1g.10gb": 6})
 
-    real_cluster.apply(deployment("train", 3, {SMALL: 1}, driven=True), deployment("wide", 2, {LARGE: 1}, driven=True))
+    real_cluster.apply(deployment("train", 3, {SMALL: 1}), deployment("wide", 2, {LARGE: 1}))
     before = [identity(real_cluster, pod) for pod in running(real_cluster, "train", 3)]
     wide = [identity(real_cluster, pod) for pod in running(real_cluster, "wide", 2)]
     has_its_slice_and_no_other(real_cluster, [*before, *wide])
-    real_cluster.apply(deployment("wide", 0, {LARGE: 1}, driven=True))
+    real_cluster.apply(deployment("wide", 0, {LARGE: 1}))
     running(real_cluster, "wide", 0)
 
     edit(real_cluster, "real", rules=[instances(_1g_10gb=7)])
@@ -64,11 +64,11 @@ def test_a_plan_is_what_nvidias_programs_then_offer_and_label_and_pods_keep_what
     eventually(lambda: counts(real_cluster), {"1g.10gb": 14})
     assert [identity(real_cluster, pod) for pod in running(real_cluster, "train", 3)] == before
 
-    real_cluster.apply(deployment("train", 14, {SMALL: 1}, driven=True))
+    real_cluster.apply(deployment("train", 14, {SMALL: 1}))
     after = [identity(real_cluster, pod) for pod in running(real_cluster, "train", 14)]
     assert all(one in after for one in before)
     has_its_slice_and_no_other(real_cluster, after)
-    real_cluster.apply(deployment("train", 3, {SMALL: 1}, driven=True))
+    real_cluster.apply(deployment("train", 3, {SMALL: 1}))
 
 
 def has_its_slice_and_no_other(real_cluster: RealCluster, pods: list[dict[str, object]]) -> None:
@@ -82,10 +82,8 @@ def has_its_slice_and_no_other(real_cluster: RealCluster, pods: list[dict[str, o
 
 def test_the_plugin_never_looks_at_gpus_that_are_half_changed_and_no_program_breaks(real_cluster: RealCluster):
     """Feature discovery looks when its time has come: a label that is wrong is right with its next look."""
-    driver = real_cluster.real.driver
-    assert driver is not None
     plugins, discoveries = of(real_cluster, PLUGIN), of(real_cluster, DISCOVERY)
-    with ControlClient(path=driver.socket) as client:
+    with ControlClient(path=real_cluster.real.driver.socket) as client:
         begun = max((call.number for call in client.calls()), default=0)
         edit(real_cluster, "real", rules=[instances(_2g_20gb=1, _1g_10gb=5)])
         ready(real_cluster, "real")

@@ -9,7 +9,7 @@ from integration.acting import apply, edit, eventually, instances, introduced, p
 from integration.promises import Promise
 from integration.real_pods import computing, identity, running
 
-REAL_CLUSTER = {"spec": "2xa100-80gb", "base": "helm-plugin", "ways": Ways("single", cdi=False)}
+REAL_CLUSTER = {"spec": "2xa100-80gb", "ways": Ways("single", cdi=False)}
 GPU = "nvidia.com/gpu"
 
 
@@ -31,7 +31,7 @@ def test_slices_of_one_profile_are_offered_and_labelled_as_gpus_and_pods_keep_wh
     assert real_cluster.allocatable() == {GPU: 14}
     eventually(lambda: said(real_cluster), ("14", "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"))
 
-    real_cluster.apply(deployment("train", 3, {GPU: 1}, driven=True))
+    real_cluster.apply(deployment("train", 3, {GPU: 1}))
     before = [identity(real_cluster, pod) for pod in running(real_cluster, "train", 3)]
     assert [one["nodes"] for one in before] == [real_cluster.nodes_of(one["held"]) for one in before]
     held = {str(one["container"]).removeprefix("containerd://"): one["held"][0] for one in before}

@@ -1,4 +1,4 @@
-"""The GPU Operator's label protocol on a real node: its DaemonSets go and come by node labels that migd's agent changes.
+"""The GPU Operator's label protocol on a real node: its DaemonSets go and come by labels that migd's agent changes.
 
 Plugin and feature discovery are NVIDIA's own; what stands for the DCGM exporter holds NVML open. They are stopped and
 started by the real DaemonSet controller.
@@ -64,7 +64,7 @@ def test_clients_go_and_come_by_their_labels_and_pods_keep_what_stays(real_clust
     second = settled(real_cluster)
     assert all(second[client] != first[client] for client in APPS), "a change of mode takes every client away"
 
-    real_cluster.apply(deployment("train", 2, {SMALL: 1}, driven=True))
+    real_cluster.apply(deployment("train", 2, {SMALL: 1}))
     before = [identity(real_cluster, pod) for pod in running(real_cluster, "train", 2)]
     edit(real_cluster, "real", rules=[instances(_1g_10gb=7)])
     ready(real_cluster, "real")

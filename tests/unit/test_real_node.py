@@ -15,11 +15,14 @@ import yaml
 from controlplane import real_cgroups
 from controlplane.api import Json
 from controlplane.deploying import DEPLOY
+from controlplane.nodes_styles import HELM, Style
+from controlplane.nodes_styles import OPERATOR as OPERATOR_STYLE
 from controlplane.real_config import OWN, PAUSE, TUNABLES, Place, containerd_config, kubelet_config, mounts
 from controlplane.real_images import RECIPE, REQUIREMENTS, SOURCES, Keys, newest, pip_config, pip_settings
 from controlplane.real_layers import Base, image, layer
 from controlplane.real_node import TOOLS
-from controlplane.real_overlays import AGENT, OPERATOR, Program, deployment, device_plugin, overlay
+from controlplane.real_nvidia import Ways, device_plugin, exporter, feature_discovery, plugin_config
+from controlplane.real_overlays import AGENT, OPERATOR, Program, deployment, overlay
 from controlplane.real_packages import PACKAGES, Seen, hindrance, installable, missing
 from controlplane.real_roots import copied
 
@@ -277,21 +280,21 @@ def test_a_copy_of_a_root_shares_files_but_no_database(tmp_path: Path):
 
 
 def test_the_overlay_of_tests_changes_what_a_machine_without_a_cluster_network_needs_and_nothing_else(tmp_path: Path):
-    document = overlay(tmp_path, "localhost/migd:abc", ("127.0.0.1", 6443), {OPERATOR: 21_000, AGENT: 21_001}, "h200")
+    document = overlay(tmp_path, "localhost/migd:abc", ("127.0.0.1", 6443), {OPERATOR: 21_000, AGENT: 21_001})
     assert document["images"] == [{"name": "migd", "newName": "localhost/migd", "newTag": "abc"}]
     (resource,) = document["resources"]
-    assert (tmp_path / resource).resolve() == DEPLOY / "overlays/simulated"
-    operator, agent, simulating = (json.loads(patch["patch"]) for patch in document["patches"])
+    assert (tmp_path / resource).resolve() == DEPLOY / "overlays/helm-plugin"
+    operator, agent, driven = (json.loads(patch["patch"]) for patch in document["patches"])
     for operations, port in ((operator, 21_000), (agent, 21_001)):
         values = [operation["value"] for operation in operations if operation["op"] != "test"]
         assert f"--listen=127.0.0.1:{port}" in values
         assert {"name": "KUBERNETES_SERVICE_PORT", "value": "6443"} in values
-    (container,) = simulating["spec"]["template"]["spec"]["containers"]
-    assert container["env"] == [{"name": "MIGD_SIMULATE", "value": "h200"}]
+    (volume,) = driven["spec"]["template"]["spec"]["volumes"]
+    assert volume == {"name": "driver", "hostPath": {"path": "/run/nvidia/driver", "type": "Directory"}}
 
 
 def test_another_program_can_run_as_the_agent(tmp_path: Path):
-    document = overlay(tmp_path, "localhost/migd:abc", ("127.0.0.1", 1), {}, "h200", instead="dying.py")
+    document = overlay(tmp_path, "localhost/migd:abc", ("127.0.0.1", 1), {}, instead="dying.py")
     values = [operation["value"] for operation in json.loads(document["patches"][-1]["patch"])]
     assert values == [TOOLS, ["python3", "/opt/migd-tests/dying.py"]]
 
@@ -305,14 +308,46 @@ def test_the_overlay_knows_where_among_the_arguments_the_one_about_listening_is(
     assert (container["name"], container["args"][program.listens]) == (program.container, "--listen=0.0.0.0:8080")
 
 
-def test_the_agent_takes_the_plugin_of_the_real_node_for_nvidias():
-    namespace, daemons = device_plugin()
-    assert (namespace["metadata"]["name"], daemons["metadata"]["namespace"]) == ("nvidia-device-plugin",) * 2
-    template = daemons["spec"]["template"]
-    metadata = {"name": "p", "namespace": "nvidia-device-plugin", "uid": "u", "resourceVersion": "1"}
-    pod = {"metadata": {**metadata, **template["metadata"]}, "spec": template["spec"], "status": {"phase": "Running"}}
-    assert is_plugin(PODS.parse(pod, Interner()))
-    assert not any(one.get("operator") == "Exists" and "key" not in one for one in template["spec"]["tolerations"])
+# ---- NVIDIA's programs
+
+
+def pods_of(documents: list[Json]) -> dict[str, Json]:
+    """The pods that DaemonSets make, as the API server shows them, by the DaemonSet's name."""
+    found = {}
+    for one in documents:
+        if one["kind"] == "DaemonSet":
+            template, namespace = one["spec"]["template"], one["metadata"]["namespace"]
+            metadata = {"name": "p", "namespace": namespace, "uid": "u", "resourceVersion": "1", **template["metadata"]}
+            pod = {"metadata": metadata, "spec": template["spec"], "status": {"phase": "Running"}}
+            found[one["metadata"]["name"]] = pod
+    return found
+
+
+@pytest.mark.parametrize("style", [HELM, OPERATOR_STYLE], ids=lambda style: style.name)
+def test_the_agent_takes_the_plugin_of_the_real_node_for_nvidias_and_nobody_else(style: Style):
+    documents = [*device_plugin(style, Ways()), *feature_discovery(style, Ways(), ("127.0.0.1", 6443)), exporter()]
+    pods = pods_of(documents)
+    assert documents[0]["metadata"]["name"] == style.namespace
+    plugins = {name for name, pod in pods.items() if is_plugin(PODS.parse(pod, Interner()))}
+    assert plugins == {"nvidia-device-plugin-daemonset"}
+    for pod in pods.values():
+        assert not any(one.get("operator") == "Exists" and "key" not in one for one in pod["spec"]["tolerations"])
+
+
+@pytest.mark.parametrize(("cdi", "given"), [(True, "DEVICE_LIST_STRATEGY"), (False, "PASS_DEVICE_SPECS")])
+def test_devices_are_given_to_containers_in_one_way(cdi: bool, given: str):
+    (container,) = device_plugin(HELM, Ways(cdi=cdi))[-1]["spec"]["template"]["spec"]["containers"]
+    names = {one["name"] for one in container["env"]}
+    assert names & {"DEVICE_LIST_STRATEGY", "PASS_DEVICE_SPECS"} == {given}
+
+
+def test_time_slicing_is_configured_only_where_something_is_shared():
+    def config(ways: Ways) -> Json:
+        return dict(json.loads(plugin_config(HELM, ways)["data"]["config.yaml"]))
+
+    assert config(Ways("single")) == {"version": "v1", "flags": {"migStrategy": "single"}}
+    resources = [{"name": "nvidia.com/gpu", "replicas": 4}]
+    assert config(Ways(shares={"nvidia.com/gpu": 4}))["sharing"] == {"timeSlicing": {"resources": resources}}
 
 
 def test_a_deployment_asks_for_what_it_computes_on():
