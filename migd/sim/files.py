@@ -25,6 +25,8 @@ _CONFIG, _MONITOR, _FIRST = 1, 2, 3  # 0 is the fabric's
 _NVIDIA: Final = 195
 _NVIDIACTL, _MODESET = 255, 254  # minors
 _SUBSYSTEM: Final = 0x1533
+_CONFIG_BYTES: Final = 256
+"""What root reads of a PCI configuration space; GPU feature discovery takes no less."""
 _MODULES: Final = ("nvidia_uvm", "nvidia_modeset")
 
 
@@ -185,7 +187,7 @@ def _pci_device(gpu: Gpu) -> Iterator[tuple[str, Node]]:
     yield "revision", _line("0xa1")
     yield "numa_node", _line("-1")  # as where the firmware does not say; so a kubelet aligns nothing by it
     yield "resource", File(_resources(gpu))
-    yield "config", File(b"\xff" * 64 if gpu.lost else _config_space(vendor, device), 0o644)
+    yield "config", File(b"\xff" * _CONFIG_BYTES if gpu.lost else _config_space(vendor, device), 0o644)
     identity = f"v{vendor:08X}d{device:08X}sv{vendor:08X}sd{_SUBSYSTEM:08X}bc03sc02i00"
     yield "modalias", _line(f"pci:{identity}")
     yield (
@@ -219,9 +221,9 @@ def _resources(gpu: Gpu) -> bytes:
 
 
 def _config_space(vendor: int, device: int) -> bytes:
-    """The header of the PCI configuration space; of a lost GPU every byte reads 0xff instead."""
+    """The PCI configuration space: a header, and no capabilities; of a lost GPU every byte reads 0xff instead."""
     head = struct.pack("<HHHHBBBB", vendor, device, 0x0406, 0x0010, 0xA1, 0x00, 0x02, 0x03)
-    return (head.ljust(44, b"\0") + struct.pack("<HH", vendor, _SUBSYSTEM)).ljust(64, b"\0")
+    return (head.ljust(44, b"\0") + struct.pack("<HH", vendor, _SUBSYSTEM)).ljust(_CONFIG_BYTES, b"\0")
 
 
 # ---- /proc

@@ -217,7 +217,7 @@ def test_of_a_lost_gpu_all_stays_but_its_configuration_space_which_reads_ones() 
     host.lose_gpu(0)
     config = "sys/devices/pci0000:03/0000:03:00.0/config"
     assert {path: node for path, node in files(host).items() if before[path] != node} == {
-        config: File(b"\xff" * 64, 0o644)
+        config: File(b"\xff" * 256, 0o644)
     }
     host.find_gpu(0)
     assert files(host) == before
