@@ -6,6 +6,10 @@ library, its files and device nodes. Containers get devices by CDI, as the plugi
 
 from __future__ import annotations
 
+import os
+import signal
+
+from controlplane.api import Json
 from controlplane.deploying import applied
 from controlplane.real_clusters import NODE, RealCluster
 from controlplane.real_nvidia import Ways, plugin_config
@@ -82,7 +86,7 @@ def has_its_slice_and_no_other(real_cluster: RealCluster, pods: list[dict[str, o
 
 def test_the_plugin_never_looks_at_gpus_that_are_half_changed_and_no_program_breaks(real_cluster: RealCluster):
     """Feature discovery looks when its time has come: a label that is wrong is right with its next look."""
-    plugins, discoveries = of(real_cluster, PLUGIN), of(real_cluster, DISCOVERY)
+    before, discoveries = of(real_cluster, PLUGIN), of(real_cluster, DISCOVERY)
     with ControlClient(path=real_cluster.real.driver.socket) as client:
         begun = max((call.number for call in client.calls()), default=0)
         edit(real_cluster, "real", rules=[instances(_2g_20gb=1, _1g_10gb=5)])
@@ -99,7 +103,29 @@ def test_the_plugin_never_looks_at_gpus_that_are_half_changed_and_no_program_bre
     assert [call.name for call in during if "Mig" in call.name or "Instance" in call.name] == []
     assert of(real_cluster, DISCOVERY) == discoveries
     assert set(of(real_cluster, PLUGIN).values()) == {0}, "it was started anew, and never failed"
-    assert of(real_cluster, PLUGIN).keys().isdisjoint(plugins)
+    assert of(real_cluster, PLUGIN).keys().isdisjoint(before)
+
+
+def test_the_plugin_looks_again_when_it_is_told_to(real_cluster: RealCluster):
+    before, offered = of(real_cluster, PLUGIN), real_cluster.allocatable()
+    ((uid, plugin),) = plugins(real_cluster).items()
+    for pid in real_cluster.real.pids(uid):
+        os.kill(pid, signal.SIGHUP)
+    eventually(lambda: "Received SIGHUP, restarting" in real_cluster.log(plugin), True)
+    eventually(lambda: real_cluster.log(plugin).count("Registered device plugin for"), 2 * len(registered(offered)))
+    assert real_cluster.allocatable() == offered
+    assert of(real_cluster, PLUGIN) == before
+
+
+def plugins(real_cluster: RealCluster) -> dict[str, Json]:
+    """The plugin's pods, by uid."""
+    pods = real_cluster.pods(namespace=PLUGIN_NAMESPACE)
+    return {pod["metadata"]["uid"]: pod for pod in pods if pod["spec"]["containers"][0]["name"] == PLUGIN}
+
+
+def registered(offered: dict[str, int]) -> set[str]:
+    """The resources that the plugin offers now: the kubelet remembers those that are gone, as none."""
+    return {resource for resource, number in offered.items() if number}
 
 
 def test_a_plugin_that_is_told_to_share_slices_offers_them_so_and_feature_discovery_says_so(real_cluster: RealCluster):
