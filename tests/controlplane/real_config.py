@@ -105,6 +105,11 @@ def networks_config() -> str:
     return json.dumps(_NETWORKS)
 
 
+def snapshotter(overlays: bool) -> str:
+    """What keeps containers' file systems. overlays: whether overlayfs works in the node's folder."""
+    return "overlayfs" if overlays else "native"
+
+
 def containerd_config(place: Place, overlays: bool) -> str:
     """Containerd's configuration. overlays: whether overlayfs works in the node's folder."""
     return "\n".join(
@@ -112,7 +117,7 @@ def containerd_config(place: Place, overlays: bool) -> str:
             "version = 3",
             f"disabled_plugins = {json.dumps(_NEEDLESS)}",
             f"[plugins.{_IMAGES}]",
-            f"snapshotter = {json.dumps('overlayfs' if overlays else 'native')}",
+            f"snapshotter = {json.dumps(snapshotter(overlays))}",
             f"[plugins.{_IMAGES}.pinned_images]",
             f"sandbox = {json.dumps(PAUSE)}",
             f"[plugins.{_RUNTIME}]",

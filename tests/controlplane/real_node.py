@@ -101,7 +101,7 @@ class RealNode:
             command = {"Entrypoint": ["python3", "-m", "controlplane.computing"]}
             tools = image(base, TOOLS, {**user, **command, "Env": variables}, layer(files))
             for archive in (pause, tools):
-                self._space.ctr("images", "import", "-", stdin=archive)
+                self._space.take_image(archive)
             self.machine()
             self._driver = Driver(self._space)
             self._driver.start()

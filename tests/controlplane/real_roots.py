@@ -63,8 +63,8 @@ def make_root(cache: Path, say: Callable[[str], None]) -> Path:
         with tempfile.TemporaryDirectory(prefix=_MAKING, dir=cache) as temporary:
             place = Place(Path(temporary))
             with Space(place, place.folder, overlays(place.folder), cgroup=False) as space:
-                space.ctr("images", "import", str(archive))
-                space.ctr("images", "import", "-", stdin=gpu_programs(Base.of(archive)))
+                space.take_image(archive)
+                space.take_image(gpu_programs(Base.of(archive)))
                 assert space.containerd is not None
                 space.containerd.stop()  # so that its database is whole
             (place.folder / "containerd").replace(root)

@@ -21,7 +21,16 @@ from typing import Final, Self
 from controlplane import real_cgroups
 from controlplane.building import REAL_NODE, BuildError, found_programs
 from controlplane.processes import Child, until
-from controlplane.real_config import CGROUP, OWN, TUNABLES, Place, containerd_config, mounts, networks_config
+from controlplane.real_config import (
+    CGROUP,
+    OWN,
+    TUNABLES,
+    Place,
+    containerd_config,
+    mounts,
+    networks_config,
+    snapshotter,
+)
 from controlplane.real_packages import PATH
 
 INIT: Final = Path(__file__).with_name("real_init.py")
@@ -125,6 +134,14 @@ class Space:
         if done.returncode != 0:
             raise BuildError(f"`{' '.join(command)}` failed: {done.stderr.decode(errors='replace').strip()[-2000:]}")
         return done.stdout.decode(errors="replace")
+
+    def take_image(self, archive: Path | bytes) -> None:
+        """Import an image, unpacked where containers will look for it; BuildError as above."""
+        how = ("--local", f"--snapshotter={snapshotter(self._overlays)}")
+        if isinstance(archive, bytes):
+            self.ctr("images", "import", *how, "-", stdin=archive)
+        else:
+            self.ctr("images", "import", *how, str(archive))
 
     @property
     def _mounts(self) -> Path:
