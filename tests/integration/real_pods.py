@@ -11,8 +11,13 @@ from integration.acting import eventually
 
 
 def running(real_cluster: RealCluster, name: str, number: int) -> list[Json]:
-    """Wait until so many pods of a Deployment run, and no other; they by name."""
-    eventually(lambda: [p["status"]["phase"] for p in real_cluster.pods(f"app={name}")], ["Running"] * number)
+    """Wait until so many pods of a Deployment run, and no other, not even on its way out; they by name."""
+
+    def phases() -> list[str]:
+        pods = real_cluster.pods(f"app={name}")
+        return ["Going" if "deletionTimestamp" in pod["metadata"] else pod["status"]["phase"] for pod in pods]
+
+    eventually(phases, ["Running"] * number)
     return real_cluster.pods(f"app={name}")
 
 
