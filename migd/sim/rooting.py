@@ -62,11 +62,11 @@ class Root:
         if shown == self._written:
             return
         wanted = driver_files(machine, self._kernel)
-        first = self._written is None
+        known = self._written is not None
         self._written = None
         try:
-            with self._claimed() as root:
-                if first:
+            with self._claimed() as (root, was_ours):
+                if not (known and was_ours):
                     self._there = _found(root)
                 _change(root, self._there, wanted)
         except OSError as error:
@@ -83,8 +83,8 @@ class Root:
             raise RootError(f"{self.path}: cannot be a driver root: {error.strerror}") from error
 
     @contextmanager
-    def _claimed(self) -> Iterator[int]:
-        """The folder's descriptor, with no other process writing in it."""
+    def _claimed(self) -> Iterator[tuple[int, bool]]:
+        """The folder's descriptor, with no other process writing in it, and whether it has been ours before."""
         self.path.mkdir(parents=True, exist_ok=True)
         root = os.open(self.path, _HERE)
         try:
@@ -95,9 +95,10 @@ class Root:
             marker = os.open(MARKER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=root)
             try:
                 fcntl.flock(marker, fcntl.LOCK_EX)
-                if not os.fstat(marker).st_size:
+                was_ours = os.fstat(marker).st_size > 0
+                if not was_ours:
                     os.write(marker, _MARKED)
-                yield root
+                yield root, was_ours
             finally:
                 os.close(marker)
         finally:

@@ -286,6 +286,15 @@ def test_a_state_file_keeps_the_machine_for_the_next(scratch: Path, tmp_path: Pa
     assert "MIG 3g.40gb" in run(scratch, "--state", state, "nvidia-smi", "-L").stdout
 
 
+def test_a_server_refuses_a_folder_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "letter").write_text("dear")
+    command = [sys.executable, "-m", "migd", "sim", "serve", "--simulate", "t4", "--root", str(tmp_path)]
+    ran = subprocess.run(command, env=around(tmp_path), capture_output=True, text=True, check=False, timeout=WITHIN_S)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "is not empty and no driver root of ours" in ran.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["letter"]
+
+
 # ---- how it ends
 
 

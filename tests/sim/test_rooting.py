@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -173,3 +175,82 @@ def test_what_others_put_beside_and_into_the_shared_folders_stays(tmp_path: Path
     Root(tmp_path, KERNEL).write(carved(host, 9).snapshot())
     assert (tmp_path / "usr/bin/nvidia-smi").exists()
     assert (tmp_path / "dev/shm/theirs").read_text() == "theirs"
+
+
+def test_a_root_that_somebody_removed_is_made_anew_with_the_next_change(tmp_path: Path) -> None:
+    host = SimHost.fresh("2xa100-80gb")
+    root = Root(tmp_path / "root", KERNEL)
+    root.write(host.snapshot())
+    (tmp_path / "root").rename(tmp_path / "away")
+    root.write(carved(host, 9).snapshot())
+    assert set(lies(tmp_path / "root")) == set(driver_files(host.snapshot(), KERNEL))
+
+
+# ---- interrupted, and looked at from outside
+
+
+def stepwise(step: Callable[[str], None], write: Callable[[], None]) -> None:
+    """Write in a process of its own, in which `step` is told of each change to a folder before it is made."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            said = {"os.rename": 1, "os.remove": 0, "os.mkdir": 0, "os.rmdir": 0, "os.symlink": 1}
+            sys.addaudithook(lambda event, args: step(f"{event} {args[said[event]]}") if event in said else None)
+            write()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@as_root
+def test_killed_at_any_step_it_is_right_after_the_next_start(tmp_path: Path) -> None:
+    before = carved(SimHost.fresh("2xa100-80gb", minor_renumber_on_mode_change=True), 9, 19).snapshot()
+    after = SimHost.fresh("2xa100-80gb")
+    carved(after, 14)
+    for number in itertools.count(1):
+        Root(tmp_path, KERNEL).write(before)
+        left, ended = number, tmp_path.parent / f"ended-{number}"
+
+        def die(_: str) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os._exit(0)
+
+        def write(ended: Path = ended) -> None:
+            Root(tmp_path, KERNEL).write(after.snapshot())
+            ended.write_text("")
+
+        stepwise(die, write)
+        Root(tmp_path, KERNEL).write(after.snapshot())
+        assert right(tmp_path, after), f"killed at step {number}"
+        if ended.exists():
+            break
+    assert number > 20
+
+
+@as_root
+def test_a_node_is_there_before_a_file_tells_of_it_and_longer(tmp_path: Path) -> None:
+    host = SimHost.fresh("a100-80gb")
+    nvml = host.nvml()
+    nvml.nvmlInit()
+    gpu = nvml.nvmlDeviceGetHandleByIndex(0)
+    nvml.nvmlDeviceSetMigMode(gpu, 1)
+    Root(tmp_path, KERNEL).write(host.snapshot())
+    instance = nvml.nvmlDeviceCreateGpuInstance(gpu, 9)
+    told = tmp_path.parent / "told"
+
+    def write() -> None:
+        Root(tmp_path, KERNEL).write(host.snapshot())
+
+    def steps() -> list[str]:
+        told.write_text("")
+        with told.open("a", buffering=1) as file:
+            stepwise(lambda step: file.writelines([step, "\n"]), write)
+        return [step for step in told.read_text().splitlines() if not step.endswith((".migd.new", str(tmp_path)))]
+
+    assert steps() == ["os.rename nvidia-cap21", "os.mkdir gi2", "os.rename access"]
+    nvml.nvmlGpuInstanceDestroy(instance)
+    assert steps() == ["os.remove access", "os.remove gi2", "os.rmdir gi2", "os.remove nvidia-cap21"]
