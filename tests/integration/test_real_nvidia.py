@@ -11,6 +11,7 @@ import signal
 
 from controlplane.api import Json
 from controlplane.deploying import applied
+from controlplane.processes import until
 from controlplane.real_clusters import NODE, RealCluster
 from controlplane.real_nvidia import Ways, plugin_config
 from controlplane.real_overlays import deployment
@@ -115,6 +116,20 @@ def test_the_plugin_looks_again_when_it_is_told_to(real_cluster: RealCluster):
     eventually(lambda: real_cluster.log(plugin).count("Registered device plugin for"), 2 * len(registered(offered)))
     assert real_cluster.allocatable() == offered
     assert of(real_cluster, PLUGIN) == before
+
+
+def test_devices_stay_healthy_though_the_driver_crashes_and_comes_back(real_cluster: RealCluster):
+    before, offered = of(real_cluster, PLUGIN), real_cluster.allocatable()
+    ((_, plugin),) = plugins(real_cluster).items()
+    told = len(real_cluster.log(plugin))
+    real_cluster.real.driver.server.kill()
+    real_cluster.real.driver.start()
+    assert not until(lambda: real_cluster.allocatable() != offered, 8.0), "longer than its wait for events takes"
+    assert len(real_cluster.log(plugin)) - told < 2000, "it does not complain without end"
+    assert of(real_cluster, PLUGIN) == before
+    edit(real_cluster, "real", rules=[instances(_1g_10gb=7)])
+    ready(real_cluster, "real")
+    assert real_cluster.allocatable()[SMALL] == 14
 
 
 def plugins(real_cluster: RealCluster) -> dict[str, Json]:
