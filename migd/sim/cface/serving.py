@@ -20,6 +20,7 @@ from typing import IO, Final
 from migd.sim.cface import wire
 from migd.sim.cface.building import NAME, library
 from migd.sim.cface.connections import Link
+from migd.sim.cface.event_sets import EventSets
 from migd.sim.cface.holding import drop_holds
 from migd.sim.cface.peers import Peer
 from migd.sim.cface.programs import Program
@@ -59,6 +60,7 @@ class Server:
         self.trusting = trusting
         self.records = Records()
         self.troubles: list[str] = []
+        self._sets = EventSets(self.root)
         self._changed = changed
         self._lock = threading.Lock()
         self._looking = threading.Lock()
@@ -94,6 +96,7 @@ class Server:
                 raise AlreadyServedError(f"{self.root}: a server is at work there already: end it first") from None
             _place(built, self.library)
             self._stopping.clear()
+            self.core.read(self._sets.load)
             self.core.change(drop_holds)
             self.look()
             self._listener = wire.listen(self.socket)
@@ -147,8 +150,8 @@ class Server:
             program = self._programs.get(key)
             if program is None:
                 session = Session(self.core, "0", peer.pid, peer.privilege, peer.command, peer.container, peer.started)
-                if seen and peer.pid != os.getpid():
-                    self.core.change(session.resume)
+                if seen and peer.pid != os.getpid() and self.core.change(session.resume):
+                    self._sets.restore(session)
                 program = self._programs[key] = Program(key, peer, session)
             program.connections.add(link)
             return program
@@ -164,6 +167,13 @@ class Server:
         if self._programs.get(program.key) is program:
             del self._programs[program.key]
         self.core.change(program.session.close)
+        self._sets.save({program.session.client: {"sets": {}}})
+
+    def listening(self) -> None:
+        """A program has made an event set, changed one, or heard from one."""
+        with self._lock:
+            sessions = [program.session for program in self._programs.values()]
+        self._sets.save(self.core.read(lambda _: {session.client: session.listened() for session in sessions}))
 
     # ---- what happens to the machine
 

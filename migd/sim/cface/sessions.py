@@ -45,11 +45,22 @@ class Session(Nvml):
         machine = self._core.machine
         return self._session == machine.session and self._client in machine.clients
 
-    def resume(self, machine: Machine) -> None:
-        """Go on with a session that a server before this one had opened for the same process, if there is one."""
+    def resume(self, machine: Machine) -> bool:
+        """Go on with a session that a server before this one had opened for the same process; False for none."""
         for key, client in machine.clients.items():
             if client.pid == self._pid and client.started == self._started:
                 self._client, self._session = key, machine.session
+                return True
+        return False
+
+    def listened(self) -> dict[str, Any]:
+        """Its event sets as JSON values, for `listen_on`."""
+        return {"next": self._next_set, "sets": {str(number): list(kept) for number, kept in self._sets.items()}}
+
+    def listen_on(self, kept: dict[str, Any]) -> None:
+        """Have the event sets that `listened` told."""
+        self._next_set = int(kept["next"])
+        self._sets = {int(number): (int(heard), dict(wanted)) for number, (heard, wanted) in kept["sets"].items()}
 
     def close(self, machine: Machine) -> None:
         """The process has ended: its session is over."""
