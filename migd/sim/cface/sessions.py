@@ -55,7 +55,8 @@ class Session(Nvml):
 
     def listened(self) -> dict[str, Any]:
         """Its event sets as JSON values, for `listen_on`."""
-        return {"next": self._next_set, "sets": {str(number): list(kept) for number, kept in self._sets.items()}}
+        sets = {str(number): [heard, dict(wanted)] for number, (heard, wanted) in self._sets.items()}
+        return {"next": self._next_set, "sets": sets}
 
     def listen_on(self, kept: dict[str, Any]) -> None:
         """Have the event sets that `listened` told."""
