@@ -84,6 +84,12 @@ class Server:
         """Where programs find the library."""
         return self.root / "usr" / "lib" / f"{platform.machine()}-linux-gnu" / NAME
 
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """Its connections."""
+        with self._lock:
+            return tuple(self._links)
+
     def start(self) -> None:
         """Put the library in place, and serve. AlreadyServedError, NotBuiltError, OSError where that cannot be."""
         built = library()
