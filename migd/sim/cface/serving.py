@@ -29,6 +29,7 @@ from migd.sim.cface.sessions import Session
 from migd.sim.errors import SimulationError
 from migd.sim.host import SimHost
 from migd.sim.machine import Machine
+from migd.sim.processes import prune_clients
 
 LOOK_S: Final = 0.25
 """How late it is seen that the machine was changed behind the server, or that a process has ended."""
@@ -236,6 +237,7 @@ class Server:
         while not self._stopping.wait(LOOK_S):
             try:
                 self.look()
+                self.core.change(prune_clients)  # who ended while no server was there
                 with self._lock:
                     for program in [p for p in self._programs.values() if p.over]:
                         self._forget(program)

@@ -17,6 +17,8 @@ from migd.sim.face_monitor import Nvml
 from migd.sim.machine import Machine
 
 KINDS: Final = ("gpu", "gi", "ci", "mig", "set")
+HANDLES_KEPT: Final = 4096
+"""So many are looked up without being read."""
 _CRC_BITS, _SERIAL_BITS, _GI_BITS, _SESSION_BITS = 24, 24, 4, 9
 
 
@@ -72,7 +74,7 @@ class Session(Nvml):
         return machine.next_event, machine.session, tuple(gpu.lost for gpu in machine.gpus)
 
     def gpu_of(self, handle: bytes) -> str:
-        """The UUID of the GPU that a handle is of; "" where it is none that was given out."""
+        """The UUID of the GPU that a handle is of, as far as that is known without looking; else ""."""
         target = self._targets.get(handle)
         return "" if target is None else target.uuid
 
@@ -92,6 +94,9 @@ class Session(Nvml):
     def _pointer(self, target: tuple[str, str, int, int], kind: Any) -> Any:
         address = self._addresses.get(target)
         if address is None:
+            if len(self._targets) >= HANDLES_KEPT:  # instances come and go, and each has a number of its own
+                self._targets.clear()
+                self._addresses.clear()
             address = self._addresses[target] = bytes(ctypes.c_uint64(self._number_of(*target)))
             self._targets[address] = Target(*target)
         return kind.from_buffer_copy(address)
