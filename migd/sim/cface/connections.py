@@ -94,7 +94,7 @@ class Link:
                     wire.tell(self._link.send, controller.do(bytes(buffer[:size])))
                 else:
                     return
-        except (OSError, Gone):
+        except (OSError, Gone, SimulatedCrash):  # a crash at a reset, which a control message asked for
             return
         finally:
             if controller is not None:
