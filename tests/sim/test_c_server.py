@@ -222,6 +222,17 @@ say(pynvml.nvmlEventSetWait(events, 60000).eventData)
         assert line(program) == "48"
 
 
+def test_a_session_outlives_the_only_connection_that_its_process_had_when_that_breaks_on_our_side(run, host, server):
+    program = run("say('here'); hear(); attempt('nvmlDeviceGetIndex', gpu); hear()")
+    assert line(program) == "here"
+    (link,) = server.links
+    link.cut()
+    assert until(lambda: not server.links, WAIT_S)
+    say(program)
+    assert line(program) == "0"
+    assert len(sessions(host)) == 1
+
+
 def test_an_event_wait_goes_on_while_the_server_is_away_and_hears_what_comes_after(run, host, server):
     program = run("""
 events = pynvml.nvmlEventSetCreate()

@@ -46,11 +46,17 @@ class Link:
         self._link = link
         self._program: Program | None = None
         self._token = 0
+        self._cut = False
 
     # ---- what may be done to it from elsewhere
 
     def cut(self) -> None:
-        """End it from this side: whoever waits in it wakes up."""
+        """End it from this side, which says nothing of the process: whoever waits in it wakes up."""
+        self._cut = True
+        self.shut()
+
+    def shut(self) -> None:
+        """End it as if the other side had."""
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
 
@@ -71,7 +77,7 @@ class Link:
             if peer.real and peer.started is not None and peer.pid != os.getpid() and not gone(peer):
                 os.kill(peer.pid, signal.SIGKILL)
             for connection in tuple(program.connections):
-                connection.cut()
+                connection.shut()
         raise Gone
 
     # ---- its thread
@@ -100,6 +106,8 @@ class Link:
             if controller is not None:
                 controller.end()
             if self._program is not None:
+                if self._cut:
+                    self._program.expect_back()
                 self._server.leave(self._program, self)
             self._link.close()
 
