@@ -323,6 +323,19 @@ def test_who_follows_the_machine_is_told_before_a_change_is_answered(c_library, 
         assert until(lambda: told[-1][0].instances == [], WAIT_S)
 
 
+def test_who_follows_the_machine_and_fails_is_told_again_and_the_failure_is_said_once(c_library, host, tmp_path):
+    told = []
+
+    def follow(machine):
+        told.append(machine)
+        if len(told) < 4:
+            raise OSError("no space left")
+
+    with Server(host, tmp_path, follow) as server:
+        assert until(lambda: len(told) == 4, WAIT_S)
+        assert server.troubles == ["what follows the machine failed: OSError('no space left')"]
+
+
 # ---- control
 
 

@@ -190,10 +190,10 @@ class Server:
             shape, machine = self.core.read(self._glance)
             if machine is None:
                 return
-            self._seen = shape
             try:
                 self._changed(machine)
-            except Exception as error:
+                self._seen = shape
+            except Exception as error:  # tried again at the next look
                 self.troubled(f"what follows the machine failed: {error!r}")
 
     def _glance(self, machine: Machine) -> tuple[Hashable, Machine | None]:
@@ -201,7 +201,9 @@ class Server:
         return shape, None if shape == self._seen else copy.deepcopy(machine)
 
     def troubled(self, what: str) -> None:
-        """Something that must not happen did: remembered, and said once on stderr."""
+        """Something that must not happen did: remembered, and said on stderr; once as long as it is the same."""
+        if self.troubles[-1:] == [what]:
+            return
         self.troubles.append(what)
         sys.stderr.write(f"migd sim serve: {what}\n")
 
