@@ -1012,10 +1012,16 @@ def anything(nvml, name, gpu, gi, ci):
         **dict.fromkeys(
             ("device", "handle", "migDevice", "gpuInstance", "computeInstance"), handles.get(name[:5], gpu)
         ),
-        **{"uuid": "GPU-x", "pciBusId": "0000:03:00.0", "eventSet": events, "countRef": byref(c_uint())},
-        **{"fieldIds": [184], "placement": byref(nvml.c_nvmlGpuInstancePlacement_t(0, 1)), "version": 2},
-        **{"gpuInstancesRef": (nvml.c_nvmlGpuInstance_t * 8)(), "placementsRef": None},
-        **{"computeInstancesRef": (nvml.c_nvmlComputeInstance_t * 8)()},
+        "uuid": "GPU-x",
+        "pciBusId": "0000:03:00.0",
+        "eventSet": events,
+        "countRef": byref(c_uint()),
+        "fieldIds": [184],
+        "placement": byref(nvml.c_nvmlGpuInstancePlacement_t(0, 1)),
+        "version": 2,
+        "gpuInstancesRef": (nvml.c_nvmlGpuInstance_t * 8)(),
+        "placementsRef": None,
+        "computeInstancesRef": (nvml.c_nvmlComputeInstance_t * 8)(),
     }
     if "MemoryInfo" in name:
         given["version"] = None
