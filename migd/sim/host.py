@@ -62,7 +62,8 @@ class Caller:
 class SimHost:
     """One simulated machine as a whole: what the agent, the tests and the demo hold.
 
-    clock, caller: see Clock and Caller. core: what all faces share, for who puts another one on it. calls: a log of what was called, bounded; in memory only.
+    clock, caller: see Clock and Caller. core: what all faces share, for who puts another one on it.
+    calls: a log of what was called, bounded; in memory only.
     """
 
     def __init__(self, core: Core) -> None:

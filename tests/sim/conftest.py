@@ -83,3 +83,12 @@ def cli(capsys, tmp_path, monkeypatch):
     """Runs commands in process, on a simulated machine in a file, for a reader that is no terminal."""
     monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
     return Cli(capsys, tmp_path)
+
+
+@pytest.fixture
+def c_library():
+    """The simulated libnvidia-ml.so.1; where it cannot be built the test is skipped, and says what is missing."""
+    try:
+        return built()
+    except NotBuiltError as missing:
+        pytest.skip(f"the C face is not tried: {missing}")

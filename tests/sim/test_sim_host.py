@@ -450,3 +450,17 @@ def test_whatever_is_called_the_machine_stays_legal_and_round_trips(data):
                 assert sum(by_id[i.profile_id].engines[kind] for i in held) <= pool
     machine = host.snapshot()
     assert from_json(json.loads(json.dumps(to_json(machine)))) == machine
+
+
+def test_an_event_set_never_takes_the_place_of_another():
+    nvml = SimHost.fresh("a100-40gb").nvml()
+    nvml.nvmlInit()
+    gpu = nvml.nvmlDeviceGetHandleByIndex(0)
+    first, second = nvml.nvmlEventSetCreate(), nvml.nvmlEventSetCreate()
+    nvml.nvmlDeviceRegisterEvents(gpu, nvml.nvmlEventTypeXidCriticalError, second)
+    nvml.nvmlEventSetFree(first)
+    third = nvml.nvmlEventSetCreate()
+    assert bytes(third) not in (bytes(first), bytes(second))
+    nvml.nvmlEventSetFree(third)
+    with pytest.raises(nvml.NVMLError_Timeout):
+        nvml.nvmlEventSetWait(second, 0)

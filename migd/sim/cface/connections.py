@@ -16,7 +16,7 @@ import pynvml
 
 from migd.sim.cface import wire
 from migd.sim.cface.controls import Controller
-from migd.sim.cface.handlers import CHANGING, COUNTED, HANDLERS, WAITING, Answer, Handler
+from migd.sim.cface.handlers import CHANGING, COUNTED, HANDLERS, LISTENING, WAITING, Answer, Handler
 from migd.sim.cface.peers import gone, peer_of
 from migd.sim.cface.programs import Program, unknown
 from migd.sim.errors import SimulatedCrash
@@ -24,6 +24,7 @@ from migd.sim.errors import SimulatedCrash
 if TYPE_CHECKING:
     from migd.sim.cface.serving import Server
 
+SUCCESS: Final = int(pynvml.NVML_SUCCESS)
 NOT_SUPPORTED: Final = int(pynvml.NVML_ERROR_NOT_SUPPORTED)
 UNINITIALIZED: Final = int(pynvml.NVML_ERROR_UNINITIALIZED)
 UNKNOWN: Final = int(pynvml.NVML_ERROR_UNKNOWN)
@@ -45,11 +46,17 @@ class Link:
         self._link = link
         self._program: Program | None = None
         self._token = 0
+        self._cut = False
 
     # ---- what may be done to it from elsewhere
 
     def cut(self) -> None:
-        """End it from this side: whoever waits in it wakes up."""
+        """End it from this side, which says nothing of the process: whoever waits in it wakes up."""
+        self._cut = True
+        self.shut()
+
+    def shut(self) -> None:
+        """End it as if the other side had."""
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
 
@@ -70,7 +77,7 @@ class Link:
             if peer.real and peer.started is not None and peer.pid != os.getpid() and not gone(peer):
                 os.kill(peer.pid, signal.SIGKILL)
             for connection in tuple(program.connections):
-                connection.cut()
+                connection.shut()
         raise Gone
 
     # ---- its thread
@@ -84,7 +91,7 @@ class Link:
             while size := self._link.recv_into(buffer):
                 kind = buffer[0]
                 if kind == wire.CALL and self._program is not None:
-                    self._link.send(self._answer(self._program, buffer))
+                    self._link.send(self._answer(self._program, buffer, size))
                 elif kind == wire.HELLO and self._program is None:
                     if not self._greet(buffer, size):
                         return
@@ -93,12 +100,14 @@ class Link:
                     wire.tell(self._link.send, controller.do(bytes(buffer[:size])))
                 else:
                     return
-        except (OSError, Gone):
+        except (OSError, Gone, SimulatedCrash):  # a crash at a reset, which a control message asked for
             return
         finally:
             if controller is not None:
                 controller.end()
             if self._program is not None:
+                if self._cut:
+                    self._program.expect_back()
                 self._server.leave(self._program, self)
             self._link.close()
 
@@ -120,9 +129,11 @@ class Link:
 
     # ---- one request
 
-    def _answer(self, program: Program, buffer: bytearray) -> bytes:
+    def _answer(self, program: Program, buffer: bytearray, length: int) -> bytes:
         _, count, name_size, again, number = wire.REQUEST.unpack_from(buffer)
         at = wire.REQUEST.size
+        if length < at or count >= len(wire.ARGUMENTS):
+            raise Gone  # this is no request
         fields = wire.ARGUMENTS[count].unpack_from(buffer, at)
         at += wire.ARGUMENTS[count].size
         name = buffer[at : at + name_size].decode("ascii", "replace")
@@ -132,6 +143,8 @@ class Link:
         for size in fields[1::3]:
             pointees.append(bytes(buffer[at : at + size]) if size else None)
             at += size
+        if at != length:
+            raise Gone
         if name not in COUNTED and not again:
             return self._do(program, name, number, values, pointees)
         if name not in COUNTED:
@@ -177,6 +190,8 @@ class Link:
         finally:
             if name in CHANGING:
                 self._server.look()
+        if code == SUCCESS and name in LISTENING:
+            self._server.listening()
         self._server.records.add(began_s, time.time(), program.peer.pid, name, gpu, code)
         reply = wire.REPLY.pack(code, 0, number)
         for place, written in outputs:

@@ -49,6 +49,8 @@ COUNTED: Final = CHANGING | {
 }
 """Must not be done twice for one request, nor said to be done when they were not."""
 WAITING: Final = frozenset({"nvmlEventSetWait", "nvmlEventSetWait_v2"})
+LISTENING: Final = WAITING | {"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetFree"}
+"""Change, when they succeed, what is listened to or has been heard."""
 
 ARRAYS: Final = {
     ("nvmlDeviceGetFieldValues", "values"): "valuesCount",

@@ -21,8 +21,8 @@ RECONNECTS_WITHIN_S: Final = 5.0
 class Connection(Protocol):
     """One connection of a program."""
 
-    def cut(self) -> None:
-        """End it from this side."""
+    def shut(self) -> None:
+        """End it as if the other side had."""
         ...
 
 
@@ -91,12 +91,6 @@ class Program:
         self.answers = Answers()
         self.connections: set[Connection] = set()
         self._cut_at_s: float | None = None
-
-    def cut(self) -> None:
-        """We end its connections, which says nothing of the process."""
-        self.expect_back()
-        for connection in tuple(self.connections):
-            connection.cut()
 
     def expect_back(self) -> None:
         """A connection of it broke on our side: it is not gone before it had time to come back."""

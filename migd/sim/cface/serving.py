@@ -20,6 +20,7 @@ from typing import IO, Final
 from migd.sim.cface import wire
 from migd.sim.cface.building import NAME, library
 from migd.sim.cface.connections import Link
+from migd.sim.cface.event_sets import EventSets
 from migd.sim.cface.holding import drop_holds
 from migd.sim.cface.peers import Peer
 from migd.sim.cface.programs import Program
@@ -28,6 +29,7 @@ from migd.sim.cface.sessions import Session
 from migd.sim.errors import SimulationError
 from migd.sim.host import SimHost
 from migd.sim.machine import Machine
+from migd.sim.processes import prune_clients
 
 LOOK_S: Final = 0.25
 """How late it is seen that the machine was changed behind the server, or that a process has ended."""
@@ -59,6 +61,7 @@ class Server:
         self.trusting = trusting
         self.records = Records()
         self.troubles: list[str] = []
+        self._sets = EventSets(self.root)
         self._changed = changed
         self._lock = threading.Lock()
         self._looking = threading.Lock()
@@ -82,6 +85,12 @@ class Server:
         """Where programs find the library."""
         return self.root / "usr" / "lib" / f"{platform.machine()}-linux-gnu" / NAME
 
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """Its connections."""
+        with self._lock:
+            return tuple(self._links)
+
     def start(self) -> None:
         """Put the library in place, and serve. AlreadyServedError, NotBuiltError, OSError where that cannot be."""
         built = library()
@@ -94,6 +103,7 @@ class Server:
                 raise AlreadyServedError(f"{self.root}: a server is at work there already: end it first") from None
             _place(built, self.library, self.host.snapshot().switches.driver_version)
             self._stopping.clear()
+            self.core.read(self._sets.load)
             self.core.change(drop_holds)
             self.look()
             self._listener = wire.listen(self.socket)
@@ -147,8 +157,8 @@ class Server:
             program = self._programs.get(key)
             if program is None:
                 session = Session(self.core, "0", peer.pid, peer.privilege, peer.command, peer.container, peer.started)
-                if seen and peer.pid != os.getpid():
-                    self.core.change(session.resume)
+                if seen and peer.pid != os.getpid() and self.core.change(session.resume):
+                    self._sets.restore(session)
                 program = self._programs[key] = Program(key, peer, session)
             program.connections.add(link)
             return program
@@ -164,6 +174,13 @@ class Server:
         if self._programs.get(program.key) is program:
             del self._programs[program.key]
         self.core.change(program.session.close)
+        self._sets.save({program.session.client: {"sets": {}}})
+
+    def listening(self) -> None:
+        """A program has made an event set, changed one, or heard from one."""
+        with self._lock:
+            sessions = [program.session for program in self._programs.values()]
+        self._sets.save(self.core.read(lambda _: {session.client: session.listened() for session in sessions}))
 
     # ---- what happens to the machine
 
@@ -173,10 +190,10 @@ class Server:
             shape, machine = self.core.read(self._glance)
             if machine is None:
                 return
-            self._seen = shape
             try:
                 self._changed(machine)
-            except Exception as error:
+                self._seen = shape
+            except Exception as error:  # tried again at the next look
                 self.troubled(f"what follows the machine failed: {error!r}")
 
     def _glance(self, machine: Machine) -> tuple[Hashable, Machine | None]:
@@ -184,7 +201,9 @@ class Server:
         return shape, None if shape == self._seen else copy.deepcopy(machine)
 
     def troubled(self, what: str) -> None:
-        """Something that must not happen did: remembered, and said once on stderr."""
+        """Something that must not happen did: remembered, and said on stderr; once as long as it is the same."""
+        if self.troubles[-1:] == [what]:
+            return
         self.troubles.append(what)
         sys.stderr.write(f"migd sim serve: {what}\n")
 
@@ -220,6 +239,7 @@ class Server:
         while not self._stopping.wait(LOOK_S):
             try:
                 self.look()
+                self.core.change(prune_clients)  # who ended while no server was there
                 with self._lock:
                     for program in [p for p in self._programs.values() if p.over]:
                         self._forget(program)

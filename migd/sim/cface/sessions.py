@@ -17,6 +17,8 @@ from migd.sim.face_monitor import Nvml
 from migd.sim.machine import Machine
 
 KINDS: Final = ("gpu", "gi", "ci", "mig", "set")
+HANDLES_KEPT: Final = 4096
+"""So many are looked up without being read."""
 _CRC_BITS, _SERIAL_BITS, _GI_BITS, _SESSION_BITS = 24, 24, 4, 9
 
 
@@ -45,11 +47,23 @@ class Session(Nvml):
         machine = self._core.machine
         return self._session == machine.session and self._client in machine.clients
 
-    def resume(self, machine: Machine) -> None:
-        """Go on with a session that a server before this one had opened for the same process, if there is one."""
+    def resume(self, machine: Machine) -> bool:
+        """Go on with a session that a server before this one had opened for the same process; False for none."""
         for key, client in machine.clients.items():
             if client.pid == self._pid and client.started == self._started:
                 self._client, self._session = key, machine.session
+                return True
+        return False
+
+    def listened(self) -> dict[str, Any]:
+        """Its event sets as JSON values, for `listen_on`."""
+        sets = {str(number): [heard, dict(wanted)] for number, (heard, wanted) in self._sets.items()}
+        return {"next": self._next_set, "sets": sets}
+
+    def listen_on(self, kept: dict[str, Any]) -> None:
+        """Have the event sets that `listened` told."""
+        self._next_set = int(kept["next"])
+        self._sets = {int(number): (int(heard), dict(wanted)) for number, (heard, wanted) in kept["sets"].items()}
 
     def close(self, machine: Machine) -> None:
         """The process has ended: its session is over."""
@@ -60,7 +74,7 @@ class Session(Nvml):
         return machine.next_event, machine.session, tuple(gpu.lost for gpu in machine.gpus)
 
     def gpu_of(self, handle: bytes) -> str:
-        """The UUID of the GPU that a handle is of; "" where it is none that was given out."""
+        """The UUID of the GPU that a handle is of, as far as that is known without looking; else ""."""
         target = self._targets.get(handle)
         return "" if target is None else target.uuid
 
@@ -80,6 +94,9 @@ class Session(Nvml):
     def _pointer(self, target: tuple[str, str, int, int], kind: Any) -> Any:
         address = self._addresses.get(target)
         if address is None:
+            if len(self._targets) >= HANDLES_KEPT:  # instances come and go, and each has a number of its own
+                self._targets.clear()
+                self._addresses.clear()
             address = self._addresses[target] = bytes(ctypes.c_uint64(self._number_of(*target)))
             self._targets[address] = Target(*target)
         return kind.from_buffer_copy(address)
