@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import evicting, fleet, footprint, planning, quality, report, saving, transactions
+from benchmarks import evicting, faces, fleet, footprint, planning, quality, report, saving, transactions
 
-PARTS = ("planning", "quality", "footprint", "transactions", "fleet")
+PARTS = ("planning", "quality", "footprint", "transactions", "fleet", "faces")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -75,12 +75,19 @@ def _fleet(small: bool) -> Iterable[tuple[str, list[Any], list[tuple[str, ...]]]
     yield "fleet", results, report.fleet_rows(results)
 
 
+def _faces(small: bool) -> Iterable[tuple[str, list[Any], list[tuple[str, ...]]]]:
+    kinds: tuple[faces.Kept, ...] = ("memory", "file")
+    results = [one for kept in kinds for one in faces.faces(kept, 3 if small else 300)]
+    yield "faces", results, report.faces_rows(results)
+
+
 _PARTS = {
     "planning": _planning,
     "quality": _quality,
     "footprint": _footprint,
     "transactions": _transactions,
     "fleet": _fleet,
+    "faces": _faces,
 }
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from benchmarks.faces import Faces
 from benchmarks.fleet import Fleets
 from benchmarks.footprint import Memory, Start
 from benchmarks.measuring import Times
@@ -17,6 +18,12 @@ def fleet_rows(results: Iterable[Fleets]) -> list[tuple[str, ...]]:
     """Deciding for a fleet."""
     head = ("DECIDING", "NODES", "GPUS", "WRITES", "N", "P50", "P99", "MAX")
     return [head, *((r.what, str(r.nodes), str(r.gpus), str(r.writes), *_spread(r.took)) for r in results)]
+
+
+def faces_rows(results: Iterable[Faces]) -> list[tuple[str, ...]]:
+    """Calls through the C face, next to the face in process."""
+    head = ("C FACE", "KEPT IN", "CALLS", "TIMES THE FACE IN PROCESS", "N", "P50", "P99", "MAX")
+    return [head, *((r.what, r.kept, str(r.calls), f"{r.ratio:.1f}", *_spread(r.c)) for r in results)]
 
 
 def planning_rows(results: Iterable[Planning]) -> list[tuple[str, ...]]:

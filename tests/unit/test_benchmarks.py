@@ -9,12 +9,13 @@ import pytest
 from boards import VARIANTS, board_of, rows
 
 from benchmarks import __main__ as command
-from benchmarks import evicting, fleet, footprint, planning, quality, report, saving
+from benchmarks import evicting, faces, fleet, footprint, planning, quality, report, saving
 from benchmarks.brute import Brute
 from benchmarks.measuring import Times, percentile
 from benchmarks.transactions import STORIES, Story, nominal, transactions
 from migd.agent.store import encode
 from migd.mig.table import table_of
+from migd.sim.cface.building import NotBuiltError, library
 
 
 def test_percentiles_are_values_that_were_measured() -> None:
@@ -123,6 +124,20 @@ def test_a_start_is_compared_with_pythons_own() -> None:
     found = footprint.start(1)
     assert found.command.n == found.python.n == 1
     assert found.ratio == found.command.p50_s / found.python.p50_s
+
+
+def test_both_faces_did_the_same_work() -> None:
+    try:
+        library()
+    except NotBuiltError as missing:
+        pytest.skip(f"the C face is not timed: {missing}")
+    results = faces.faces("file", 2)
+    assert [(r.what.split()[0], r.kept, r.process.n, r.c.n) for r in results] == [
+        *(("read", "file", 2, 2), ("create", "file", 2, 2), ("migd", "file", 2, 2)),
+    ]
+    assert [r.calls for r in results[:2]] == [1, 2]
+    assert results[2].calls > 8 * 49
+    assert all(r.ratio == r.c.p50_s / r.process.p50_s for r in results)
 
 
 def test_the_command_prints_tables_and_writes_the_same_figures(
