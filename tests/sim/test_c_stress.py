@@ -1,6 +1,6 @@
 """Many threads and processes on the C face, with faults, cut connections and restarts: no crash, lie, or leak.
 
-A storm (c_programs/storm.c) knows what is true of its GPU and ends at the first wrong answer. `--soak` takes 100
+A storm (c_programs/storm.c) knows what is true of its GPU and ends at the first wrong answer. `--soak` takes 26
 threads a process instead of 13, and looks at memory over a million calls.
 """
 
@@ -12,6 +12,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def faults(dice):
 
 
 def test_no_answer_is_wrong_whatever_breaks(storm, tmp_path, soak):
-    threads, calls = (100, 60_000) if soak > 1 else (13, 6_000)
+    threads, calls, rest = (26, 60_000, 3) if soak > 1 else (13, 6_000, 1)
     host = SimHost.fresh(f"{PROCESSES}xa100-40gb", clock="real", duration_scale=0.0)
     switch_on(host)
     dice, before = random.Random(6), len(os.listdir("/proc/self/fd"))
@@ -89,8 +90,8 @@ def test_no_answer_is_wrong_whatever_breaks(storm, tmp_path, soak):
     try:
         for gatherer in gatherers:
             gatherer.start()
-        troubles = []
-        while not ended.wait(dice.uniform(0.05, 0.4)):
+        troubles, until_s = [], time.monotonic() + WAIT_S
+        while time.monotonic() < until_s and not ended.wait(rest * dice.uniform(0.05, 0.4)):
             host.clear_faults()
             host.inject(*faults(dice))
             if dice.random() < 0.4:
@@ -112,7 +113,7 @@ def test_no_answer_is_wrong_whatever_breaks(storm, tmp_path, soak):
         assert program.returncode == 0, told[number]
         known = json.loads(told[number].splitlines()[-1])
         assert known["taken"] == places(host, number)
-        assert known["codes"]["0"] > calls // 2
+        assert known["codes"]["0"] >= calls
     codes = [json.loads(text.splitlines()[-1])["codes"] for text in told.values()]
     assert sum(code.get("999", 0) for code in codes), "nothing broke: this tried nothing"
     sys.stdout.write(f"{PROCESSES}x{threads} threads, {restarts} restarts, answers by code: {codes}\n")
@@ -126,7 +127,8 @@ def resident_kib(pid):
 
 
 def test_memory_is_flat_on_both_sides(storm, tmp_path, soak):
-    root, calls = tmp_path / "root", 1_000_000 if soak > 1 else 100_000
+    root = tmp_path / "root"
+    warming, calls = (400_000, 1_000_000) if soak > 1 else (110_000, 100_000)  # then the log of calls is full
     command = [sys.executable, "-m", "migd", "sim", "serve", "--root", str(root), "--simulate", "2xa100-40gb"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -136,7 +138,7 @@ def test_memory_is_flat_on_both_sides(storm, tmp_path, soak):
                 uuids = [gpu.uuid for gpu in control.snapshot().gpus]
             on = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceSetMigMode(n.nvmlDeviceGetHandleByIndex(0), 1))"
             subprocess.run([sys.executable, "-c", on], env={"LD_LIBRARY_PATH": str(library.parent)}, check=True)
-            start(storm, library, 0, 4, 110_000, *uuids).communicate()  # the log of calls is full now
+            start(storm, library, 0, 4, warming, *uuids).communicate()
             before = resident_kib(server.pid)
             told = start(storm, library, 0, 4, calls, *uuids).communicate()[0]
             after = resident_kib(server.pid)
