@@ -51,7 +51,7 @@ def exec_(
         ),
     ] = False,
 ) -> None:
-    """Run a program on a simulated machine, as if the GPUs and their driver were here.
+    """Run a program as if a simulated machine were this one.
 
     It finds libnvidia-ml.so.1, nvidia-smi, and what a driver shows under /proc, /sys/bus/pci and /dev; nobody else
     does. Its exit status is passed on (128 + N where signal N ended it), as are signals to it. What it leaves running

@@ -30,9 +30,10 @@ def serve(
         typer.Option("--state", metavar="FILE", help="Keep the machine in this file, across restarts.", readable=False),
     ] = None,
 ) -> None:
-    """Serve a simulated machine to programs that use libnvidia-ml.so.1.
+    """Serve a simulated machine to programs of any language.
 
-    They find it under FOLDER as in a driver container, or by LD_LIBRARY_PATH=FOLDER/usr/lib/…; docs/c-face.md says how.
+    They find libnvidia-ml.so.1 under FOLDER as in a driver container, or by LD_LIBRARY_PATH=FOLDER/usr/lib/…
+    docs/c-face.md says how.
     """
     from migd.sim.cface.building import NotBuiltError  # here, because the other commands need no server
     from migd.sim.cface.rooted import rooted_server

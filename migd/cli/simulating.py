@@ -24,7 +24,7 @@ from migd.sim.machine import to_json
 
 app = typer.Typer(
     name="sim",
-    help="Seed, fault, reboot and reset a simulated machine; serve it to programs.",
+    help="Simulated machines: what happens to them, and who may use them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -17,31 +17,13 @@ from controlplane.real_nvidia import Ways, plugin_config
 from controlplane.real_overlays import deployment
 from integration.acting import apply, edit, eventually, instances, introduced, plan, quiet, ready
 from integration.deployed import PLUGIN_NAMESPACE
+from integration.driver_calls import logged, pids, statuses
 from integration.promises import Promise
 from integration.real_pods import computing, counts, identity, running
-
-from migd.sim.cface.client import ControlClient
 
 REAL_CLUSTER = {"spec": "2xa100-80gb"}
 LARGE, SMALL = "nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb"
 PLUGIN, DISCOVERY = "nvidia-device-plugin-ctr", "gpu-feature-discovery-ctr"
-
-
-def of(real_cluster: RealCluster, container: str) -> dict[str, int]:
-    """The pods of a program of NVIDIA's: uid -> how often it was restarted."""
-    states = {
-        pod["metadata"]["uid"]: one
-        for pod in real_cluster.pods(namespace=PLUGIN_NAMESPACE)
-        for one in pod["status"].get("containerStatuses", ())
-        if one["name"] == container
-    }
-    return {uid: one["restartCount"] for uid, one in states.items()}
-
-
-def pids(real_cluster: RealCluster, container: str) -> set[int]:
-    """Their processes, as the node numbers them."""
-    real = real_cluster.real
-    return {real.inner(pid) for uid in of(real_cluster, container) for pid in real.pids(uid)}
 
 
 def test_a_plan_is_what_nvidias_programs_then_offer_and_label_and_pods_keep_what_stays(real_cluster: RealCluster):
@@ -87,46 +69,38 @@ def has_its_slice_and_no_other(real_cluster: RealCluster, pods: list[dict[str, o
 
 def test_the_plugin_never_looks_at_gpus_that_are_half_changed_and_no_program_breaks(real_cluster: RealCluster):
     """Feature discovery looks when its time has come: a label that is wrong is right with its next look."""
-    before, discoveries = of(real_cluster, PLUGIN), of(real_cluster, DISCOVERY)
-    with ControlClient(path=real_cluster.real.driver.socket) as client:
-        begun = max((call.number for call in client.calls()), default=0)
+    before, discoveries = statuses(real_cluster, PLUGIN), statuses(real_cluster, DISCOVERY)
+    with logged(real_cluster) as log:
         edit(real_cluster, "real", rules=[instances(_2g_20gb=1, _1g_10gb=5)])
         ready(real_cluster, "real")
-        calls = client.calls(after=begun)
-    changes = [call for call in calls if call.name.endswith(("InstanceDestroy", "CreateGpuInstanceWithPlacement"))]
-    changes += [call for call in calls if call.name.startswith("nvmlGpuInstanceCreateComputeInstance")]
-    first, last = min(call.began_s for call in changes), max(call.ended_s for call in changes)
-    assert {call.pid for call in changes} == {changes[0].pid}
-    plugin = pids(real_cluster, PLUGIN)
-    assert plugin & {call.pid for call in calls}, "the log shows it at all"
-    known = {changes[0].pid, *pids(real_cluster, DISCOVERY)}
-    during = [call for call in calls if call.ended_s > first and call.began_s < last and call.pid not in known]
-    assert [call.name for call in during if "Mig" in call.name or "Instance" in call.name] == []
-    assert of(real_cluster, DISCOVERY) == discoveries
-    assert set(of(real_cluster, PLUGIN).values()) == {0}, "it was started anew, and never failed"
-    assert of(real_cluster, PLUGIN).keys().isdisjoint(before)
+    assert len({call.pid for call in log.changes}) == 1
+    assert pids(real_cluster, PLUGIN) & {call.pid for call in log.calls}, "the log shows it at all"
+    assert log.half_seen(pids(real_cluster, DISCOVERY)) == []
+    assert statuses(real_cluster, DISCOVERY) == discoveries
+    assert set(statuses(real_cluster, PLUGIN).values()) == {0}, "it was started anew, and never failed"
+    assert statuses(real_cluster, PLUGIN).keys().isdisjoint(before)
 
 
 def test_the_plugin_looks_again_when_it_is_told_to(real_cluster: RealCluster):
-    before, offered = of(real_cluster, PLUGIN), real_cluster.allocatable()
+    before, offered = statuses(real_cluster, PLUGIN), real_cluster.allocatable()
     ((uid, plugin),) = plugins(real_cluster).items()
     for pid in real_cluster.real.pids(uid):
         os.kill(pid, signal.SIGHUP)
     eventually(lambda: "Received SIGHUP, restarting" in real_cluster.log(plugin), True)
     eventually(lambda: real_cluster.log(plugin).count("Registered device plugin for"), 2 * len(registered(offered)))
     assert real_cluster.allocatable() == offered
-    assert of(real_cluster, PLUGIN) == before
+    assert statuses(real_cluster, PLUGIN) == before
 
 
 def test_devices_stay_healthy_though_the_driver_crashes_and_comes_back(real_cluster: RealCluster):
-    before, offered = of(real_cluster, PLUGIN), real_cluster.allocatable()
+    before, offered = statuses(real_cluster, PLUGIN), real_cluster.allocatable()
     ((_, plugin),) = plugins(real_cluster).items()
     told = len(real_cluster.log(plugin))
     real_cluster.real.driver.server.kill()
     real_cluster.real.driver.start()
     assert not until(lambda: real_cluster.allocatable() != offered, 8.0), "longer than its wait for events takes"
     assert len(real_cluster.log(plugin)) - told < 2000, "it does not complain without end"
-    assert of(real_cluster, PLUGIN) == before
+    assert statuses(real_cluster, PLUGIN) == before
     edit(real_cluster, "real", rules=[instances(_1g_10gb=7)])
     ready(real_cluster, "real")
     assert real_cluster.allocatable()[SMALL] == 14

@@ -11,6 +11,7 @@ from controlplane.real_clusters import NODE, RealCluster
 from controlplane.real_overlays import deployment
 from integration.acting import apply, edit, eventually, instances, introduced, plan, quiet, ready
 from integration.deployed import AGENT
+from integration.driver_calls import logged, pids
 from integration.promises import Promise
 from integration.real_pods import counts, identity, running
 
@@ -66,8 +67,10 @@ def test_clients_go_and_come_by_their_labels_and_pods_keep_what_stays(real_clust
 
     real_cluster.apply(deployment("train", 2, {SMALL: 1}))
     before = [identity(real_cluster, pod) for pod in running(real_cluster, "train", 2)]
-    edit(real_cluster, "real", rules=[instances(_1g_10gb=7)])
-    ready(real_cluster, "real")
+    with logged(real_cluster) as log:
+        edit(real_cluster, "real", rules=[instances(_1g_10gb=7)])
+        ready(real_cluster, "real")
+    assert log.half_seen(pids(real_cluster, "gpu-feature-discovery")) == []
     quiet(real_cluster, NODE)
     assert real_cluster.allocatable() == {"nvidia.com/gpu": 0, LARGE: 0, SMALL: 14}
     eventually(lambda: counts(real_cluster), {"1g.10gb": 14})

@@ -232,9 +232,10 @@ def test_serve_says_when_it_is_ready_and_ends_when_told_to(c_library, tmp_path, 
 
 def test_a_machine_in_a_file_outlives_its_server(c_library, tmp_path):
     for session in ("pynvml.nvmlDeviceSetMigMode(gpu, 1)", "print(pynvml.nvmlDeviceGetMigMode(gpu))"):
-        with serve(tmp_path, "--simulate", "a100-40gb", "--state", tmp_path / "machine.json") as served:
+        root = tmp_path / "root"
+        with serve(root, "--simulate", "a100-40gb", "--state", tmp_path / "machine.json") as served:
             library = Path(served.stdout.readline().split()[2])
-            with ControlClient(tmp_path) as control:
+            with ControlClient(root) as control:
                 control.switch("duration_scale", 0.0)
             code = f"import pynvml; pynvml.nvmlInit(); gpu = pynvml.nvmlDeviceGetHandleByIndex(0); {session}"
             environment = {"LD_LIBRARY_PATH": str(library.parent)}

@@ -105,6 +105,14 @@ def begun(scratch: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
+def heeded() -> Iterator[None]:
+    """SIGHUP is not ignored, as it is under nohup: a shell that finds it ignored cannot trap it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     with rooted_server(SimHost.fresh("2xa100-80gb", duration_scale=0.0, clock="real"), tmp_path / "root") as serving:
         yield serving
@@ -318,7 +326,7 @@ def test_options_of_the_program_are_its_own_also_without_dashes(scratch: Path) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_is_the_programs(scratch: Path, number: signal.Signals) -> None:
+def test_a_signal_is_the_programs(scratch: Path, heeded: None, number: signal.Signals) -> None:
     script = f"trap 'echo heard; exit 9' {int(number)}; echo up; while :; do read line; done"
     with begun(scratch, "--simulate", "t4", "sh", "-c", script) as running:
         assert line_of(running) == "up"

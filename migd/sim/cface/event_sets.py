@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,10 +36,13 @@ class EventSets:
         if found:
             session.listen_on(found)
 
-    def save(self, listened: Mapping[str, Any]) -> None:
-        """Keep what sessions listen to (by client), instead of what was kept of them; those not seen again yet stay."""
+    def save(self, listened: Callable[[], Mapping[str, Any]]) -> None:
+        """Keep what sessions listen to (by client), instead of what was kept of them; those not seen again yet stay.
+
+        It is asked for within our turn: what was asked before another save would undo that one.
+        """
         with self._lock:
-            fresh = {client: kept for client, kept in {**self._kept, **listened}.items() if kept["sets"]}
+            fresh = {client: kept for client, kept in {**self._kept, **listened()}.items() if kept["sets"]}
             if fresh == self._kept:
                 return
             self._kept = fresh

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from migd.sim.cface import wire
 from migd.sim.cface.building import NAME, library
@@ -174,13 +174,17 @@ class Server:
         if self._programs.get(program.key) is program:
             del self._programs[program.key]
         self.core.change(program.session.close)
-        self._sets.save({program.session.client: {"sets": {}}})
+        self._sets.save(lambda: {program.session.client: {"sets": {}}})
 
     def listening(self) -> None:
         """A program has made an event set, changed one, or heard from one."""
         with self._lock:
             sessions = [program.session for program in self._programs.values()]
-        self._sets.save(self.core.read(lambda _: {session.client: session.listened() for session in sessions}))
+
+        def listened(machine: Machine) -> dict[str, Any]:
+            return {one.client: one.listened() for one in sessions if one.client in machine.clients}
+
+        self._sets.save(lambda: self.core.read(listened))
 
     # ---- what happens to the machine
 

@@ -1,0 +1,64 @@
+"""What the driver's log of calls says of a change: who made it, and which programs looked at GPUs half changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from controlplane.real_clusters import RealCluster
+
+from migd.sim.cface.client import ControlClient
+from migd.sim.cface.handlers import CHANGING
+from migd.sim.cface.records import Call
+
+_LOOKS: Final = ("Mig", "Instance")
+
+
+@dataclass
+class Logged:
+    """The calls of a while, by all programs of the node; empty before it is over."""
+
+    calls: list[Call] = field(default_factory=list)
+
+    @property
+    def changes(self) -> list[Call]:
+        """Those that changed a mode, or destroyed or created instances, in order."""
+        return [call for call in self.calls if call.name in CHANGING]
+
+    def half_seen(self, known: Iterable[int] = ()) -> list[Call]:
+        """Looks at instances between the first change and the last, by others than who changed them and these pids."""
+        changes = self.changes
+        assert changes, "nothing was changed"
+        first, last = min(call.began_s for call in changes), max(call.ended_s for call in changes)
+        others = {call.pid for call in changes} | set(known)
+        during = [call for call in self.calls if call.ended_s > first and call.began_s < last]
+        return [call for call in during if call.pid not in others and any(word in call.name for word in _LOOKS)]
+
+
+@contextmanager
+def logged(real_cluster: RealCluster) -> Iterator[Logged]:
+    """The calls while this is entered; they are there when it is left."""
+    found = Logged()
+    with ControlClient(path=real_cluster.real.driver.socket) as client:
+        begun = max((call.number for call in client.calls()), default=0)
+        yield found
+        found.calls = client.calls(after=begun)
+
+
+def statuses(real_cluster: RealCluster, container: str) -> dict[str, int]:
+    """The pods of a program of NVIDIA's, by its container's name: uid -> how often it was restarted."""
+    states = {
+        pod["metadata"]["uid"]: one
+        for pod in real_cluster.pods(namespace=real_cluster.style.namespace)
+        for one in pod["status"].get("containerStatuses", ())
+        if one["name"] == container
+    }
+    return {uid: one["restartCount"] for uid, one in states.items()}
+
+
+def pids(real_cluster: RealCluster, container: str) -> set[int]:
+    """Their processes, as the node and so the driver numbers them."""
+    real = real_cluster.real
+    return {real.inner(pid) for uid in statuses(real_cluster, container) for pid in real.pids(uid)}
