@@ -42,7 +42,7 @@ class RealCluster:
 
     folder: for the control plane, with all logs. spec: the node's GPUs. base: the overlay of deploy/ that migd is
     installed by, and NVIDIA's programs in the way that goes with it. ways: how those are set up. migd: whether it is
-    installed at all.
+    installed at all. instead: a program in one file that runs as the agent.
     """
 
     def __init__(
@@ -53,17 +53,19 @@ class RealCluster:
         base: str = HELM_PLUGIN,
         ways: Ways = Ways(),  # noqa: B008  frozen
         migd: bool = True,
+        instead: Path | None = None,
         programs: Path | None = None,
         say: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self.plane = ControlPlane(folder, programs)
         self.style = OPERATOR if base == GPU_OPERATOR else HELM
         labels = {"nvidia.com/gpu.present": "true", **self.style.labels}  # all others GPU feature discovery writes
-        self.real = RealNode(self.plane, NODE, spec, labels)
+        self.real = RealNode(self.plane, NODE, spec, labels, tools=[instead] if instead else [])
         self.nodes = {NODE: self.real}
         self.ways = ways
         self._base = base
         self._migd = migd
+        self._instead = instead.name if instead else ""
         self._say = say
         self._ports = Ports()
 
@@ -121,7 +123,7 @@ class RealCluster:
         folder.mkdir(exist_ok=True)
         server = ("127.0.0.1", self.plane.port)
         ports = {program: self._ports.take() for program in (CONTROLLER, AGENT)}
-        document = overlay(folder.resolve(), self.real.keys.name, server, ports, self._base)
+        document = overlay(folder.resolve(), self.real.keys.name, server, ports, self._base, self._instead)
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
         return folder
 

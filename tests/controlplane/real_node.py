@@ -10,7 +10,7 @@ import fcntl
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
@@ -41,7 +41,7 @@ class RealNode:
     """One node. `begin` beside whatever else starts; then `start`, and `stop`. Or use it as a context.
 
     spec: its GPUs. labels: of the Node. seed: of the GPUs' UUIDs, its name where not given. The simulated GPUs are
-    made at the start; calls to them take a tenth of the real time.
+    made at the start; calls to them take a tenth of the real time. tools: more files for the image TOOLS.
     """
 
     def __init__(
@@ -52,12 +52,14 @@ class RealNode:
         labels: Mapping[str, str] | None = None,
         seed: str = "",
         programs: Path | None = None,
+        tools: Sequence[Path] = (),
     ) -> None:
         self.name = name
         self.spec = spec
         self._plane = plane
         self._labels = dict(labels or {})
         self._seed = seed or name
+        self._tools = tools
         self._cache = cache_home() / FOLDER
         self.keys, self._archive, self._root = found_root(self._cache)
         self._programs = programs or plane.programs
@@ -94,6 +96,7 @@ class RealNode:
             pause = image(base, PAUSE, {**user, "Entrypoint": ["/bin/sleep", "infinity"]})
             at = TOOLS_AT.lstrip("/")
             files = {f"{at}/controlplane/{name}": (_HERE / name).read_bytes() for name in _TOOLS}
+            files |= {f"{at}/{path.name}": path.read_bytes() for path in self._tools}
             variables = [*base.config["config"]["Env"], f"PYTHONPATH={TOOLS_AT}", "GRPC_VERBOSITY=ERROR"]
             command = {"Entrypoint": ["python3", "-m", "controlplane.computing"]}
             tools = image(base, TOOLS, {**user, **command, "Env": variables}, layer(files))

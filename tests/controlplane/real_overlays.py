@@ -16,7 +16,7 @@ from typing import Any, Final
 from controlplane.api import Json
 from controlplane.deploying import DEPLOY
 from controlplane.real_config import DRIVER
-from controlplane.real_node import TOOLS
+from controlplane.real_node import TOOLS, TOOLS_AT
 
 HELM_PLUGIN: Final = "helm-plugin"
 GPU_OPERATOR: Final = "gpu-operator"
@@ -45,10 +45,12 @@ def overlay(
     server: tuple[str, int],
     ports: Mapping[Program, int],
     base: str = HELM_PLUGIN,
+    instead: str = "",
 ) -> Json:
     """The kustomization of a folder. image: its whole name; server: the API server.
 
-    ports: on which the programs answer probes, on loopback. base: which of deploy/overlays.
+    ports: on which the programs answer probes, on loopback. base: which of deploy/overlays. instead: the file in the
+    image TOOLS that runs as the agent; "" for the agent.
     """
     name, _, tag = image.rpartition(":")
     return {
@@ -63,6 +65,7 @@ def overlay(
                 for program, port in ports.items()
             ),
             _patch(AGENT, json.dumps(_driven())),
+            *([_patch(AGENT, json.dumps(_instead(instead)))] if instead else ()),
         ],
     }
 
@@ -100,6 +103,14 @@ def _driven() -> Json:
         "metadata": {"name": AGENT.name, "namespace": "migd-system"},
         "spec": {"template": {"spec": {"volumes": [volume]}}},
     }
+
+
+def _instead(file: str) -> list[Json]:
+    container = "/spec/template/spec/containers/0"
+    return [
+        {"op": "replace", "path": f"{container}/image", "value": TOOLS},
+        {"op": "replace", "path": f"{container}/command", "value": ["python3", f"{TOOLS_AT}/{file}"]},
+    ]
 
 
 def pod_template(

@@ -20,6 +20,7 @@ from controlplane.nodes_styles import OPERATOR as OPERATOR_STYLE
 from controlplane.real_config import OWN, PAUSE, TUNABLES, Place, containerd_config, kubelet_config, mounts
 from controlplane.real_images import RECIPE, REQUIREMENTS, SOURCES, Keys, newest, pip_config, pip_settings
 from controlplane.real_layers import Base, image, layer
+from controlplane.real_node import TOOLS
 from controlplane.real_nvidia import Ways, device_plugin, exporter, feature_discovery, plugin_config
 from controlplane.real_overlays import AGENT, OPERATOR, Program, deployment, overlay
 from controlplane.real_packages import PACKAGES, Seen, hindrance, installable, missing
@@ -290,6 +291,12 @@ def test_the_overlay_of_tests_changes_what_a_machine_without_a_cluster_network_n
         assert {"name": "KUBERNETES_SERVICE_PORT", "value": "6443"} in values
     (volume,) = driven["spec"]["template"]["spec"]["volumes"]
     assert volume == {"name": "driver", "hostPath": {"path": "/run/nvidia/driver", "type": "Directory"}}
+
+
+def test_another_program_can_run_as_the_agent(tmp_path: Path):
+    document = overlay(tmp_path, "localhost/migd:abc", ("127.0.0.1", 1), {}, instead="dying.py")
+    values = [operation["value"] for operation in json.loads(document["patches"][-1]["patch"])]
+    assert values == [TOOLS, ["python3", "/opt/migd-tests/dying.py"]]
 
 
 @pytest.mark.parametrize("program", [OPERATOR, AGENT], ids=lambda program: program.name)
