@@ -7,7 +7,6 @@ import copy
 import fcntl
 import os
 import platform
-import shutil
 import socket
 import sys
 import threading
@@ -22,6 +21,7 @@ from migd.sim.cface.building import NAME, library
 from migd.sim.cface.connections import Link
 from migd.sim.cface.event_sets import EventSets
 from migd.sim.cface.holding import drop_holds
+from migd.sim.cface.installing import place_library
 from migd.sim.cface.peers import Peer
 from migd.sim.cface.programs import Program
 from migd.sim.cface.records import Records
@@ -101,7 +101,7 @@ class Server:
                 fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise AlreadyServedError(f"{self.root}: a server is at work there already: end it first") from None
-            _place(built, self.library, self.host.snapshot().switches.driver_version)
+            place_library(built, self.library, self.host.snapshot().switches.driver_version)
             self._stopping.clear()
             self.core.read(self._sets.load)
             self.core.change(drop_holds)
@@ -267,21 +267,3 @@ def shape_of(machine: Machine) -> Hashable:
             for gpu in machine.gpus
         ),
     )
-
-
-def _place(built: Path, name: Path, version: str) -> None:
-    """The library as a driver installs it: a file with the driver's version in its name, and `name`, a link to it.
-
-    NVIDIA's CDI generator looks for the former. Both are whole at any moment; who has the old one open keeps that.
-    """
-    where = name.with_name(f"{name.stem}.{version}")
-    where.parent.mkdir(parents=True, exist_ok=True)
-    if not where.exists() or where.read_bytes() != built.read_bytes():
-        part = where.with_name(f".{where.name}.{os.getpid()}.new")
-        shutil.copyfile(built, part)
-        part.chmod(0o755)
-        part.replace(where)
-    if not name.is_symlink() or os.readlink(name) != where.name:
-        link = name.with_name(f".{name.name}.{os.getpid()}.new")
-        link.symlink_to(where.name)
-        link.replace(name)
