@@ -181,17 +181,24 @@ class SimHost:
         core = self._core
         machine = core.enter()
         gpu = next((g for g in machine.gpus if g.uuid == uuid), None)
+        inside = True
         try:
             if gpu is None:
                 raise ResetRefusedError(f"GPU {uuid} is not found")
-            if not core.faults("reset", gpu, "before"):
+            skip = core.faults("reset", gpu, "before")
+            if core.delayed:
+                inside = False
+                machine = core.stand_back(os.getpid(), "reset", gpu)
+                inside, gpu = True, _by_uuid(machine, uuid)
+            if not skip:
                 reason = driver.reset_hinders(machine, gpu)
                 if reason:
                     raise ResetRefusedError(reason)
                 driver.reset(core, gpu)
             core.faults("reset", gpu, "after")
         except BaseException as error:
-            core.leave(os.getpid(), "reset", gpu, error)
+            if inside:
+                core.leave(os.getpid(), "reset", gpu, error)
             if isinstance(error, pynvml.NVMLError):
                 raise ResetRefusedError(f"GPU reset failed: {error}") from error
             raise
