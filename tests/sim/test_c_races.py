@@ -163,13 +163,15 @@ def test_a_place_that_somebody_takes_between_our_destroy_and_our_create_is_left_
     theirs = instances(host)[4]
     code, said = ended(apply)
     assert code == Exit.FAILED, said
-    assert "somebody else made or changed 2g.20gb@4" in said
+    assert "GPU 0 failed (ForeignInstances): somebody else made or changed 2g.20gb@4; going back failed too: " in said
+    assert "1g.10gb@4, 1g.10gb@5 cannot be put back beside somebody else's 2g.20gb@4" in said
     now = instances(host)
     assert now[4] == theirs
     kept = {start: one for start, one in before.items() if start < 3}
     assert kept.items() <= now.items()
-    refused = [call.code for call in client.calls(apply.pid) if call.name == CREATE]
-    assert pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES in refused
+    assert sorted(now) == [0, 1, 2, 3, 4, 6], "all is put back that they leave room for"
+    created = [call.code for call in client.calls(apply.pid) if call.name == CREATE]
+    assert created == [pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, 0, 0], "and nothing is tried in vain"
 
     nvml = host.nvml(pid=99)
     nvml.nvmlInit()
