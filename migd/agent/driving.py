@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -9,8 +10,8 @@ from migd.agent.effects import Effect, LookAgain, Pause, Seen
 from migd.agent.patience import PAUSE_MAX_S, RESETS_MAX, TURNS_MAX, patience_with
 from migd.agent.records import AS_WISHED, AwaitingReboot, Cause, GpuRecord, Outcome, Phase, Record, Transaction
 from migd.agent.steps import InTheWay, next_operation
-from migd.mig.geometry import EMPTY, Layout
-from migd.mig.observed import SeenGpu
+from migd.mig.geometry import EMPTY, Geometry, Layout, by_start
+from migd.mig.observed import SeenGpu, SeenInstance
 from migd.mig.operations import CreateGpuInstance, Operation, ResetGpu, SetMode
 from migd.plans.preview import Blocked
 from migd.plans.wishes import Refused
@@ -43,7 +44,17 @@ def _turn(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, seen: Seen) ->
     if strange and not transaction.back:
         names = ", ".join(str(there.instance) for there in strange)
         return _turn_back(gpu, transaction, now, Cause("ForeignInstances", f"somebody else made or changed {names}"))
-    step = next_operation(now, goal, gpu.owned, undoing=transaction.back)
+    taken = _taken(goal, strange) if transaction.back else EMPTY
+    reachable = replace(goal, instances=goal.instances - taken) if taken else goal
+    step = next_operation(now, reachable, gpu.owned, undoing=transaction.back)
+    if step is None and taken:  # all else is back, and trying would not move them
+        theirs, was = (", ".join(map(str, by_start(those))) for those in ({s.instance for s in strange}, taken))
+        return _give_up(
+            gpu,
+            transaction,
+            now,
+            Cause("ForeignInstances", f"{was} cannot be put back beside somebody else's {theirs}"),
+        )
     if step is None and aim is None:
         return _aim(gpu, transaction, now, seen)
     if step is None:
@@ -53,6 +64,14 @@ def _turn(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, seen: Seen) ->
     if isinstance(step, SetMode):
         return _mode(gpu, transaction, now, step, seen)
     return _try(gpu, transaction, now, step)
+
+
+def _taken(goal: Layout, strange: Iterable[SeenInstance]) -> Geometry:
+    """What of a layout cannot be put back, as somebody else's instances are there now."""
+    theirs = [there.instance for there in strange if there.instance not in goal.instances]
+    return frozenset(
+        ours for ours in goal.instances if any(ours.placement.mask & other.placement.mask for other in theirs)
+    )
 
 
 def _aim(gpu: GpuRecord, transaction: Transaction, now: SeenGpu, seen: Seen) -> tuple[GpuRecord, Effect]:

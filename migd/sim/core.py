@@ -140,6 +140,28 @@ class Core:
         elif spent and not isinstance(error, SimulatedCrash):
             self.pass_time(spent, name)
 
+    def stand_back(self, client: int, name: str, gpu: Gpu | None) -> Machine:
+        """Let the time pass that faults take before the effect, with everybody else free to act; the machine then.
+
+        Out of the action where that raises: the caller's deadline has passed, or the caller is gone.
+        """
+        seconds, self._spent_s = self._spent_s, 0.0
+        if self._file is not None:
+            self._file.unlock()
+        self._release()
+        try:
+            self.pass_time(seconds, name)
+        except BaseException as error:
+            if self.machine.log_calls:
+                self.calls.append(Call(client, name, None if gpu is None else gpu.index, _outcome(error)))
+            raise
+        return self.enter()
+
+    @property
+    def delayed(self) -> bool:
+        """Whether the action now running has time to let pass."""
+        return self._spent_s > 0
+
     def spend(self, seconds: float) -> None:
         """The action now running takes so much longer."""
         self._spent_s += seconds * self.machine.switches.duration_scale

@@ -157,26 +157,34 @@ def call(
             core = self._core
             machine = core.enter()
             gpu: Gpu | None = None
+            inside, waited = True, False
             try:
-                switches = machine.switches
-                if switches.missing_symbols and not names.isdisjoint(switches.missing_symbols):
-                    raise refusal(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-                if not before_init and (self._session != machine.session or self._client not in machine.clients):
-                    raise refusal(pynvml.NVML_ERROR_UNINITIALIZED)
-                device = _NO_DEVICE
-                if kind:
-                    of, uuid, gi_id, serial = self._target(args[0])
-                    for gpu in machine.gpus:
-                        if gpu.uuid == uuid:
-                            break
-                    else:
-                        gpu = None
-                        raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-                    args = args[1:]
-                    if gpu.lost:
-                        raise refusal(pynvml.NVML_ERROR_GPU_IS_LOST)
-                armed = core.concerning(name, gpu) if machine.faults else None
-                skip = core.strike(armed, name, "before") if armed else False
+                while True:
+                    switches = machine.switches
+                    if switches.missing_symbols and not names.isdisjoint(switches.missing_symbols):
+                        raise refusal(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+                    if not before_init and (self._session != machine.session or self._client not in machine.clients):
+                        raise refusal(pynvml.NVML_ERROR_UNINITIALIZED)
+                    device = _NO_DEVICE
+                    if kind:
+                        of, uuid, gi_id, serial = self._target(args[0])
+                        for gpu in machine.gpus:
+                            if gpu.uuid == uuid:
+                                break
+                        else:
+                            gpu = None
+                            raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+                        if gpu.lost:
+                            raise refusal(pynvml.NVML_ERROR_GPU_IS_LOST)
+                    if waited:
+                        break
+                    armed = core.concerning(name, gpu) if machine.faults else None
+                    skip = core.strike(armed, name, "before") if armed else False
+                    if not armed or not core.delayed:
+                        break
+                    inside = False
+                    machine = core.stand_back(self._pid, name, gpu)
+                    inside = waited = True  # and what the call is about may be another by now
                 if gpu is not None:
                     if of not in accepted:
                         raise refusal(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -191,11 +199,12 @@ def call(
                 if skip and changes:
                     result = skipped(self, name, device, machine)
                 else:
-                    result = body(self, device, *args, **keywords)
+                    result = body(self, device, *(args[1:] if kind else args), **keywords)
                 if armed:
                     core.strike(armed, name, "after")
             except BaseException as error:
-                core.leave(self._pid, name, gpu, error, query=query)
+                if inside:
+                    core.leave(self._pid, name, gpu, error, query=query)
                 raise
             core.leave(self._pid, name, gpu, None, query=query)
             return result  # type: ignore[no-any-return]

@@ -22,9 +22,10 @@ class Fault:
     """One thing that will go wrong.
 
     call: a glob of pynvml function names, or of names given to SimHost.touch; "reset" is the GPU reset.
-    action: "error" raises the NVML error `code` (OSError at a touch point); "delay" takes `delay_s` longer; "hang"
-    never returns; "skip" answers success without the effect; "crash" raises SimulatedCrash; "kill" ends this process
-    with SIGKILL. gpu: only calls on the GPU with this index; None: any call. when: "before" or "after" the effect.
+    action: "error" raises the NVML error `code` (OSError at a touch point); "delay" takes `delay_s` longer, in which
+    others act: one before the effect may then find another machine; "hang" never returns; "skip" answers success
+    without the effect; "crash" raises SimulatedCrash; "kill" ends this process with SIGKILL. gpu: only calls on the
+    GPU with this index; None: any call. when: "before" or "after" the effect.
     nth: fires at the nth matching call from now. times: so often in a row; 0: for ever.
     """
 

@@ -158,7 +158,7 @@ class SimHost:
 
     def model(self, gpu_index: int) -> Model:
         """What the model of this GPU offers, as its driver and board show it."""
-        return self._core.offer(_by_index(self._core.machine, gpu_index))
+        return self._core.offer(_found(self._core.machine, gpu_index))
 
     def snapshot(self) -> Machine:
         """The machine itself, to look at in a test. In memory it is live."""
@@ -181,17 +181,25 @@ class SimHost:
         core = self._core
         machine = core.enter()
         gpu = next((g for g in machine.gpus if g.uuid == uuid), None)
+        inside = True
         try:
             if gpu is None:
                 raise ResetRefusedError(f"GPU {uuid} is not found")
-            if not core.faults("reset", gpu, "before"):
+            skip = core.faults("reset", gpu, "before")
+            if core.delayed:
+                inside = False
+                machine = core.stand_back(os.getpid(), "reset", gpu)
+                inside = True
+                gpu = _found(machine, uuid)
+            if not skip:
                 reason = driver.reset_hinders(machine, gpu)
                 if reason:
                     raise ResetRefusedError(reason)
                 driver.reset(core, gpu)
             core.faults("reset", gpu, "after")
         except BaseException as error:
-            core.leave(os.getpid(), "reset", gpu, error)
+            if inside:
+                core.leave(os.getpid(), "reset", gpu, error)
             if isinstance(error, pynvml.NVMLError):
                 raise ResetRefusedError(f"GPU reset failed: {error}") from error
             raise
@@ -213,7 +221,7 @@ class SimHost:
         """Pids that have this GPU's device file open: processes, silent monitors, and every NVML session."""
 
         def look(machine: Machine) -> tuple[int, ...]:
-            gpu = _by_uuid(machine, uuid)
+            gpu = _found(machine, uuid)
             found = {p.pid for p in processes.running(machine, gpu)} | {c.pid for c in machine.clients.values()}
             return tuple(sorted(found))
 
@@ -238,7 +246,7 @@ class SimHost:
         def act(machine: Machine) -> int:
             return processes.start(
                 machine,
-                _by_index(machine, gpu_index),
+                _found(machine, gpu_index),
                 self._core.now_s(),
                 at=start,
                 command=command,
@@ -297,17 +305,17 @@ class SimHost:
 
     def lose_gpu(self, index: int) -> None:
         """The GPU falls off the bus: every call on it answers GPU_IS_LOST, until a reboot or find_gpu."""
-        self._core.change(lambda machine: setattr(_by_index(machine, index), "lost", True))
+        self._core.change(lambda machine: setattr(_found(machine, index), "lost", True))
 
     def find_gpu(self, index: int) -> None:
         """A lost GPU is back, as it was."""
-        self._core.change(lambda machine: setattr(_by_index(machine, index), "lost", False))
+        self._core.change(lambda machine: setattr(_found(machine, index), "lost", False))
 
     def swap_gpu(self, index: int, spec: str | None = None) -> str:
         """Put another board into the slot (of the same model, or as spec says); its UUID."""
 
         def act(machine: Machine) -> str:
-            old = _by_index(machine, index)
+            old = _found(machine, index)
             kind = Kind(old.key, old.name) if spec is None else parse_spec(spec)[0]
             fresh = new_gpu(kind, index, machine.seed, board=machine.take_serial())
             fresh.minor, fresh.bus_id = old.minor, old.bus_id
@@ -322,7 +330,7 @@ class SimHost:
         """Two GPUs exchange their NVML indices, as a reboot may do."""
 
         def act(machine: Machine) -> None:
-            a, b = _by_index(machine, one), _by_index(machine, other)
+            a, b = _found(machine, one), _found(machine, other)
             a.index, b.index = b.index, a.index
 
         self._core.change(act)
@@ -331,7 +339,7 @@ class SimHost:
         """An Xid event on a GPU; start: memory slice of the instance it belongs to, None where that is not known."""
 
         def act(machine: Machine) -> None:
-            gpu = _by_index(machine, index)
+            gpu = _found(machine, index)
             if start is None:
                 driver.post(machine, gpu, _XID_CRITICAL, xid)
                 return
@@ -361,7 +369,7 @@ class SimHost:
                     raise SimulationError(f"the switch {name} is the machine's, not one GPU's")
                 set_switch(machine.switches, name, value)
             else:
-                for found in machine.gpus if gpu is None else [_by_index(machine, gpu)]:
+                for found in machine.gpus if gpu is None else [_found(machine, gpu)]:
                     set_switch(found.switches, name, value)
             self._core.forget_offers()
 
@@ -404,15 +412,9 @@ class SimHost:
         return skip
 
 
-def _by_index(machine: Machine, index: int) -> Gpu:
+def _found(machine: Machine, which: int | str) -> Gpu:
+    """A GPU by index or UUID."""
     for gpu in machine.gpus:
-        if gpu.index == index:
+        if which in (gpu.index, gpu.uuid):
             return gpu
-    raise SimulationError(f"this machine has no GPU {index}: it is {machine.spec}")
-
-
-def _by_uuid(machine: Machine, uuid: str) -> Gpu:
-    for gpu in machine.gpus:
-        if gpu.uuid == uuid:
-            return gpu
-    raise SimulationError(f"this machine has no GPU {uuid}")
+    raise SimulationError(f"this machine has no GPU {which}: it is {machine.spec}")

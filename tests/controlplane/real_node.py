@@ -31,7 +31,7 @@ from migd.sim import SimHost
 TOOLS: Final = "localhost/migd-tests:1"
 """The image of what runs on the node besides migd and NVIDIA's programs: what computes in pods, or looks at GPUs."""
 TOOLS_AT: Final = "/opt/migd-tests"
-_TOOLS: Final = ("__init__.py", "computing.py", "container_devices.py", "exporter.py")
+_TOOLS: Final = ("__init__.py", "computing.py", "container_devices.py", "exporter.py", "taking.py")
 _HERE: Final = Path(__file__).parent
 _TURN_S: Final = 900.0
 _READY_S: Final = 90.0

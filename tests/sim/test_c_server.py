@@ -199,6 +199,27 @@ say(ended[0][0], ended[0][1] >= 0.5)
     assert [line(program), line(program)] == ["True", "2 True"]
 
 
+def test_what_is_taken_during_a_delay_before_the_effect_is_in_use_when_that_comes(run, host, server):
+    """So a test can do something between a program's last look and its destroy."""
+    uuid = cut(host)
+    program = run("""
+gi = pynvml.nvmlDeviceGetGpuInstanceById(gpu, 1)
+ci = pynvml.nvmlGpuInstanceGetComputeInstanceById(gi, 0)
+for _ in "again", "let go":
+    hear()
+    attempt("nvmlComputeInstanceDestroy", ci)
+""")
+    with ControlClient(server.root) as client:
+        client.inject(Fault("nvmlComputeInstanceDestroy", "delay", delay_s=1.0))
+        say(program)
+        assert until(lambda: client.snapshot().faults[0].fired == 1, WAIT_S, 0.01)
+        client.hold(uuid)
+        assert line(program) == "NVMLError_InUse"
+    assert until(lambda: not host.snapshot().processes, WAIT_S)
+    say(program)
+    assert line(program) == "0"
+
+
 # ---- restarts
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref
 
 import pynvml
 import pytest
+from controlplane.processes import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,6 +80,52 @@ def test_a_hang_is_a_timeout_under_a_deadline_and_an_error_without_one(when, mad
     assert len(host.snapshot().gpus[0].instances) == made
     with pytest.raises(HangError, match="deadline"):
         create(nvml, gpu, THREE_G, 4, 4)
+
+
+@pytest.mark.parametrize(("when", "made"), [("before", 0), ("after", 1)])
+def test_a_delay_past_the_deadline_is_a_timeout_and_had_its_effect_only_where_that_came_first(when, made):
+    host, nvml, gpu = booted()
+    host.inject(Fault("nvmlDeviceCreateGpuInstance*", "delay", when=when, delay_s=50))
+    with pytest.raises(TimeoutError):
+        host.caller.run(lambda: create(nvml, gpu, THREE_G, 0, 4), deadline_s=30)
+    assert len(host.snapshot().gpus[0].instances) == made
+    assert [call.name for call in host.calls][-1] == "nvmlDeviceCreateGpuInstanceWithPlacement"
+    create(nvml, gpu, THREE_G, 4, 4)
+
+
+def test_what_others_do_during_a_delay_before_the_effect_decides_also_for_a_machine_in_a_file(tmp_path):
+    host = SimHost.open(tmp_path / "machine", "2xh200", clock="real", duration_scale=0.0)
+    other = SimHost.open(tmp_path / "machine")
+    nvml = host.nvml(pid=1)
+    nvml.nvmlInit()
+    gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(2)]
+    for act, refused in (
+        (lambda: other.lose_gpu(0), pynvml.NVMLError_GpuIsLost),
+        (other.reboot, pynvml.NVMLError_Uninitialized),
+    ):
+        host.inject(Fault("nvmlDeviceSetMigMode", "delay", delay_s=0.5))
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(nvml.nvmlDeviceSetMigMode, gpus[0], 1)
+            assert until(lambda: other.snapshot().faults[-1].fired, 20.0, 0.01)
+            act()
+            with pytest.raises(refused):
+                call.result()
+        other.find_gpu(0)
+        host.clear_faults()
+
+
+def test_a_delay_before_a_reset_lets_somebody_come_who_is_then_in_its_way():
+    host, nvml, _ = booted()
+    nvml.nvmlShutdown()
+    [uuid] = host.gpu_uuids()
+    host.use_clock("real")
+    host.inject(Fault("reset", "delay", delay_s=0.5))
+    with ThreadPoolExecutor(1) as pool:
+        reset = pool.submit(host.reset, uuid)
+        assert until(lambda: host.snapshot().faults[0].fired, 20.0, 0.01)
+        nvml.nvmlInit()
+        with pytest.raises(ResetRefusedError, match="in use by"):
+            reset.result()
 
 
 def test_in_a_real_clock_calls_really_take_their_time_and_time_does_not_jump():
