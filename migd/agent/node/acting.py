@@ -100,7 +100,8 @@ async def _hang_up(ports: AgentPorts, effect: HangUp) -> Cause | None:
     if reached:
         return None
     names = ", ".join(f"{namespace}/{name}" for namespace, name, _uid in effect.pods) or "no pod"
-    return Cause("NoDevicePlugin", f"no device plugin was found running in {names}; does the agent run with hostPID?")
+    why = "it crashes, or the agent runs without hostPID"
+    return Cause("NoDevicePlugin", f"no device plugin was found running in {names}: {why}")
 
 
 async def _refresh(ports: AgentPorts) -> Cause | None:

@@ -5,7 +5,7 @@ Source: NVIDIA's device plugin, MIG strategies none, single and mixed; GPU Featu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from migd.kube.nodes import Node
@@ -28,19 +28,19 @@ def of_plugin(resource: str) -> bool:
     return resource.removesuffix(_SHARED) == GPU or resource.startswith(MIG)
 
 
-def expected(gpus: Iterable[SeenGpu], strategy: str | None) -> dict[str, int]:
-    """How many of each resource the plugin would show of these GPUs. A GPU that cannot be read is not counted.
+def expected(gpus: Iterable[SeenGpu], strategy: str | None, sliced: Collection[str] = ()) -> dict[str, int]:
+    """How many of each resource the plugin should show of these GPUs. A GPU that cannot be read is not counted.
 
-    strategy: none, single or mixed; None counts as mixed. Only whole instances count.
+    strategy: none, single or mixed; None counts as mixed. Only whole instances count. sliced: UUIDs of GPUs whose
+    instances somebody wishes for: with the strategy none too they are expected, though that plugin shows none.
     """
     there = [gpu for gpu in gpus if not gpu.out_of_reach]
-    if strategy == "none":
-        return _without_zeros({GPU: len(there)})
     if strategy == "single" and there and all(gpu.mig_on for gpu in there):
         return _without_zeros({GPU: sum(i.whole for gpu in there for i in gpu.instances)})
-    found = {GPU: sum(not gpu.mig_on for gpu in there)}
-    for gpu in there:
-        for instance in gpu.instances if gpu.mig_on else ():
+    cut = [gpu for gpu in there if gpu.mig_on and (strategy != "none" or gpu.uuid in sliced)]
+    found = {GPU: len(there) - len(cut)}
+    for gpu in cut:
+        for instance in gpu.instances:
             if instance.whole:
                 resource = resource_of(instance.instance.profile)
                 found[resource] = found.get(resource, 0) + 1
@@ -53,9 +53,12 @@ def advertised(node: Node) -> dict[str, int]:
     return _without_zeros(told)
 
 
-def differing(node: Node, gpus: Iterable[SeenGpu]) -> str:
-    """In a sentence, what is advertised otherwise than expected; "" for nothing. Shared ones count in multiples."""
-    wanted = expected(gpus, node.labels.get(STRATEGY))
+def differing(node: Node, gpus: Iterable[SeenGpu], sliced: Collection[str] = ()) -> str:
+    """In a sentence, what is advertised otherwise than expected; "" for nothing. Shared ones count in multiples.
+
+    sliced: as `expected` has it.
+    """
+    wanted = expected(gpus, node.labels.get(STRATEGY), sliced)
     found = advertised(node)
     odd: list[str] = []
     for resource in sorted(wanted):

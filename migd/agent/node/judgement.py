@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from migd.agent.driving import NEXT_COMMAND
-from migd.agent.node.advertising import differing
 from migd.agent.node.draining import answers, waiting_for
 from migd.agent.node.guarding import guard
 from migd.agent.node.holding import owner_of
-from migd.agent.node.moments import Judged, View, in_debt, work_of
+from migd.agent.node.moments import Judged, View, in_debt, shown_otherwise, work_of
 from migd.agent.node.seeing import NodeSeen
 from migd.agent.node.turning import RETRY, held_of
 from migd.agent.records import AS_WISHED, Cause, NodeWork, Record, Stage
@@ -164,7 +163,7 @@ def _at_rest(work: NodeWork, view: View, judged: Judged, uuid: str, drift: str) 
 
 def _live(cause: Cause, view: View) -> Cause:
     """What is not advertised changes while it is waited for: the sentence is of now."""
-    odd = differing(view.seen.node.value, view.held.gpus)
+    odd = shown_otherwise(view)
     start = cause.message.partition(": ")[0]
     return Cause(cause.reason, f"{start}: {odd}") if odd else cause
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from migd.agent.deciding import awaiting, opened
 from migd.agent.driving import cause_of
+from migd.agent.node.advertising import differing
 from migd.agent.node.bounds import backoff_s
 from migd.agent.node.clients import keeps_from_resets, to_stop
 from migd.agent.node.effects import ChangeNode, Effect, StopPlugin
@@ -79,6 +80,13 @@ class Judged:
 def view_of(seen: NodeSeen, work: NodeWork) -> View:
     """The joined view of what is seen."""
     return View(seen, held(seen), turn_of(seen, work))
+
+
+def shown_otherwise(view: View) -> str:
+    """In a sentence, what the kubelet shows otherwise than it should; "" for nothing."""
+    desired = view.turn.desired if view.turn is not None else {}
+    sliced = frozenset(uuid for uuid, wish in desired.items() if wish.mig == "Enabled")
+    return differing(view.seen.node.value, view.held.gpus, sliced)
 
 
 def judge(record: Record, view: View) -> Judged:

@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from migd.agent.node.advertising import differing
 from migd.agent.node.backing import NOBODY
 from migd.agent.node.bounds import BACKOFF_MAX_S, KUBELET_LOOK_S, NUDGE_S, POLL_S, VERIFY_MAX_S
 from migd.agent.node.clients import by_labels, hang_up, plugins
 from migd.agent.node.effects import Effect, LookAgain, Wait
-from migd.agent.node.moments import View, enter, in_debt, judge, not_before, pay, work_of, working
+from migd.agent.node.moments import View, enter, in_debt, judge, not_before, pay, shown_otherwise, work_of, working
 from migd.agent.node.turning import RESTORE
 from migd.agent.node.victims import in_vain
 from migd.agent.records import Cause, NodeWork, Record
@@ -27,7 +26,7 @@ _NO_PLUGIN_S = 30.0
 def verifying(record: Record, view: View) -> tuple[Record, Effect | None]:
     """Wait until what is advertised is as expected, within a bound; then the attempt is over."""
     work = work_of(record)
-    odd = differing(view.seen.node.value, view.held.gpus)
+    odd = shown_otherwise(view)
     closed = in_debt(view)
     # A plugin that was not stopped must look again before anything counts: so far it shows what was there.
     ran_on = (closed or (work.refreshed and not work.pause)) and bool(plugins(view.seen))
@@ -45,7 +44,7 @@ def verifying(record: Record, view: View) -> tuple[Record, Effect | None]:
 def watch(record: Record, view: View) -> tuple[Record, Effect | None]:
     """At rest: a kubelet that restarts shows nothing for a while; what lasts is told, and asked for again."""
     work = work_of(record)
-    odd = differing(view.seen.node.value, view.held.gpus)
+    odd = shown_otherwise(view)
     if not odd:
         well = replace(work, unadvertised=None, short_s=None, nudges=0)
         return (record if well == work else working(record, well)), None

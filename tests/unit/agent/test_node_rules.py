@@ -343,6 +343,8 @@ def test_what_is_expected_depends_on_the_strategy() -> None:
     mixed = {"nvidia.com/gpu": 1, "nvidia.com/mig-1g.10gb": 1, "nvidia.com/mig-1g.10gb.me": 1}
     assert expected(gpus, "mixed") == expected(gpus, None) == mixed
     assert expected(gpus, "none") == {"nvidia.com/gpu": 3}
+    assert expected(gpus, "none", [gpus[0].uuid, gpus[1].uuid]) == mixed | {"nvidia.com/gpu": 2}, "wished, and not had"
+    assert expected(gpus, "none", [gpu.uuid for gpu in gpus]) == expected(gpus, "mixed", [gpus[1].uuid]) == mixed
     assert expected(EIGHT, "single") == {"nvidia.com/gpu": 56}
     assert expected([gpu(0, mig=False)], "single") == {"nvidia.com/gpu": 1}
     assert resource_of("1g.10gb+me") == "nvidia.com/mig-1g.10gb.me"
