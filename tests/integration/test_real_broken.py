@@ -16,7 +16,6 @@ from typing import Final
 import pytest
 from controlplane.api import Json
 from controlplane.deploying import applied
-from controlplane.processes import until
 from controlplane.real_clusters import NODE, RealCluster
 from controlplane.real_nvidia import Ways, plugin_config
 from controlplane.real_overlays import deployment
@@ -183,9 +182,7 @@ def test_a_plugin_that_refuses_what_strategy_single_cannot_offer_is_told_of_and_
 def test_a_plugin_with_an_old_configuration_that_knows_of_no_mig_is_told_of_and_the_gpus_are_changed_once(
     real_cluster: RealCluster, kept: list[dict[str, object]]
 ):
-    """It is well in its own eyes, and offers whole GPUs that nobody can use as such. Feature discovery, once it reads the
-    same, agrees with it, and takes the label of the strategy away.
-    """
+    """It is well in its own eyes, and offers whole GPUs that nobody can use as such."""
     configured(real_cluster, strategy("none"))
     eventually(lambda: real_cluster.allocatable().get(GPU), 2)
     with changed_once(real_cluster, destroyed=2, created=4):
@@ -193,12 +190,7 @@ def test_a_plugin_with_an_old_configuration_that_knows_of_no_mig_is_told_of_and_
         told(real_cluster, f"{ONE} is 0, not 14", f"{GPU} is 2, but there is none")
         assert starts(plugin(real_cluster)) == 0
         same(real_cluster, kept)
-        configured(real_cluster, strategy("none"), all_programs=True)
-        eventually(lambda: real_cluster.node()["metadata"]["labels"].get(STRATEGY), None)
-        eventually(lambda: real_cluster.allocatable().get(GPU), 2)
-        assert not until(lambda: said_of(real_cluster, NODE, "Advertised") != SHORT, 6.0), "two looks of the agent"
-        told(real_cluster, f"{ONE} is 0, not 14", f"{GPU} is 2, but there is none")
-        mended(real_cluster, all_programs=True)
+        mended(real_cluster)
     assert (real_cluster.allocatable()[ONE], real_cluster.allocatable()[GPU]) == (14, 0)
     same(real_cluster, kept)
 
