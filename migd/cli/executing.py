@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Annotated, Final
+from typing import IO, Annotated, Any, Final
 
 import typer
 
@@ -67,6 +68,7 @@ def exec_(
             lifeline = stack.enter_context(_guarded(""))
         else:
             folder = Path(tempfile.mkdtemp(prefix="migd-exec-"))
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)  # where the guard does not even start
             folder.chmod(0o755)  # the program may run as another user
             lifeline = stack.enter_context(_guarded(str(folder)))
             stack.enter_context(_serving(simulate, state, folder))
@@ -115,8 +117,8 @@ def _serving(simulate: str | None, state: Path | None, folder: Path) -> Iterator
 @contextmanager
 def _guarded(folder: str) -> Iterator[IO[bytes]]:
     """A process that outlives this one, to end and remove what is left; what is written tells it of namespaces."""
-    guard = subprocess.Popen(
-        [*_BARE_PYTHON, guarding.__file__, folder],
+    guard = _python(
+        (guarding.__file__, folder),
         stdin=subprocess.PIPE,
         cwd="/",
         env={},
@@ -131,14 +133,22 @@ def _guarded(folder: str) -> Iterator[IO[bytes]]:
         guard.wait()
 
 
+def _python(words: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """A Python of its own; CliError where it cannot be started."""
+    try:
+        return subprocess.Popen([*_BARE_PYTHON, *words], **options)
+    except OSError as error:
+        raise CliError(Exit.FAILED, f"cannot start {_BARE_PYTHON[0]}, which this takes: {error.strerror}") from error
+
+
 def _run(root: Path, program: Sequence[str], lifeline: IO[bytes], modules: bool) -> int:
     """Run the program to its end; its exit status as shells say it. Signals that come meanwhile are its."""
     early = [number for number in entering.FORWARDED if number in signal.sigpending()]
     if early:
         return 128 + early[0]
     report = lifeline.fileno()
-    command = [*_BARE_PYTHON, entering.__file__, str(root), str(os.getpid()), str(report), str(int(modules)), *program]
-    running = subprocess.Popen(command, env=environment(root, os.environ), pass_fds=(report,))
+    words = (entering.__file__, str(root), str(os.getpid()), str(report), str(int(modules)), *program)
+    running = _python(words, env=environment(root, os.environ), pass_fds=(report,))
     while running.poll() is None:
         told = signal.sigwaitinfo(_WATCHED)
         if told.si_signo == signal.SIGCHLD or told.si_code > 0:

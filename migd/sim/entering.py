@@ -37,6 +37,8 @@ class EnterError(Exception):
 def main(words: Sequence[str]) -> int:
     """Become the program; its return is the exit status where that failed, with a sentence on standard error."""
     root, parent, report, modules, *command = words
+    if not command[0]:
+        return _say("the program has no name: give one after --", NOT_FOUND)
     _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != int(parent):
         return FAILED  # it ended before we could ask to end with it

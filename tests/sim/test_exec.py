@@ -320,6 +320,19 @@ def test_the_exit_status_is_the_programs_as_shells_say_it(scratch: Path, program
     assert run(scratch, "--simulate", "t4", "--", *program).returncode == status
 
 
+def test_a_program_without_a_name_is_not_found(scratch: Path) -> None:
+    ran = run(scratch, "--simulate", "t4", "--", "")
+    assert (ran.returncode, ran.stderr) == (127, "migd: the program has no name: give one after --\n")
+
+
+def test_a_python_that_cannot_be_started_is_told_of_and_leaves_nothing(scratch: Path) -> None:
+    code = "import sys; sys.executable = '/nowhere/python'; from migd.__main__ import main; main()"
+    command = [sys.executable, "-c", code, "sim", "exec", "--simulate", "t4", "true"]
+    ran = subprocess.run(command, env=around(scratch), capture_output=True, text=True, check=False, timeout=WITHIN_S)
+    assert ran.returncode == 1
+    assert ran.stderr == "migd: cannot start /nowhere/python, which this takes: No such file or directory\n"
+
+
 def test_options_of_the_program_are_its_own_also_without_dashes(scratch: Path) -> None:
     ran = run(scratch, "--simulate", "t4", "echo", "--state", "--wait-idle", "1s", "--help")
     assert ran.stdout == "--state --wait-idle 1s --help\n"
