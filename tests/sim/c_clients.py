@@ -122,6 +122,17 @@ class Raw:
         self._link.close()
 
 
+def everybodys_python() -> str | None:
+    """A Python that other users may run; one under root's home they may not."""
+    for interpreter in (sys.executable, "/usr/bin/python3"):
+        try:
+            subprocess.run([interpreter, "-c", ""], user=65534, group=65534, extra_groups=[], check=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return interpreter
+    return None
+
+
 def python(server: Server, code: str, *words: str, interpreter: str = sys.executable, **options: Any) -> Any:
     """A Python program on the library of this server's root, as any program would be: its Popen."""
     environment = {**os.environ, "LD_LIBRARY_PATH": str(server.library.parent), **options.pop("env", {})}

@@ -31,6 +31,12 @@ pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 2)
 """
 """Makes a 3g.40gb on GPU 0 of A100s with 80 GB: GPU instance 2, whose capabilities have the minors 21 and 22."""
 
+ITSELF = """
+import subprocess, sys
+subprocess.run([sys.argv[1], "-c", "import sys; open(sys.argv[1])", sys.argv[2]], check=True)
+"""
+"""Whether who runs this Python may run it again: setpriv's own start of it still has root's rights."""
+
 
 def may_enter() -> str:
     """Why this machine cannot make private mount namespaces; "" where it can."""
@@ -228,7 +234,7 @@ def test_a_user_who_is_not_root_gets_it_by_a_user_namespace(tmp_path: Path) -> N
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     for needed in (
         ["unshare", "--user", "--mount", "true"],
-        [sys.executable, "-c", f"open({str(CLONE / 'Makefile')!r})"],
+        [sys.executable, "-c", ITSELF, sys.executable, str(CLONE / "Makefile")],
     ):
         tried = subprocess.run([*as_nobody, *needed], capture_output=True, text=True, check=False)
         if tried.returncode != 0:
