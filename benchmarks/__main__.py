@@ -76,7 +76,7 @@ def _fleet(small: bool) -> Iterable[tuple[str, list[Any], list[tuple[str, ...]]]
 
 
 def _faces(small: bool) -> Iterable[tuple[str, list[Any], list[tuple[str, ...]]]]:
-    kinds: tuple[faces.Kept, ...] = ("memory", "file")
+    kinds: tuple[transactions.Kept, ...] = ("memory", "file")
     results = [one for kept in kinds for one in faces.faces(kept, 3 if small else 300)]
     yield "faces", results, report.faces_rows(results)
 

@@ -14,21 +14,20 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import pynvml
 
+from benchmarks.footprint import ROOT
 from benchmarks.measuring import Times, timed
+from benchmarks.transactions import Kept
 from migd.nvml.gpus import NvmlGpus
 from migd.sim.cface.client import ControlClient
 from migd.sim.host import SimHost
 
-Kept = Literal["memory", "file"]
-"""Where the simulated machine lives. In a file, every call locks, and every change is written."""
 SPEC: Final = "8xa100-80gb"
 SEVEN: Final = 19, 7
 """1g.10gb, by its profile id."""
-HERE: Final = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +47,17 @@ def faces(kept: Kept, runs: int) -> list[Faces]:
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder)
         root = where / "root"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE), os.environ.get("PYTHONPATH", "")))}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
         state = [f"--state={where / 'served.json'}"] if kept == "file" else []
         serve = [sys.executable, "-m", "migd", "sim", "serve", f"--root={root}", f"--simulate={SPEC}", *state]
-        with subprocess.Popen(serve, env=environment, cwd=HERE, stdout=subprocess.PIPE, text=True) as server:
+        with subprocess.Popen(serve, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout is not None
                 said = server.stdout.readline()
                 assert said.startswith("serving"), f"no server: {said}"
                 environment["LD_LIBRARY_PATH"] = str(Path(said.split()[2]).parent)
                 client = [sys.executable, "-m", "benchmarks.faces", str(root), str(where), kept, str(runs)]
-                done = subprocess.run(client, env=environment, cwd=HERE, stdout=subprocess.PIPE, text=True, check=True)
+                done = subprocess.run(client, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
             finally:
                 server.terminate()
     return [_told(kept, one) for one in json.loads(done.stdout)]
@@ -97,7 +96,7 @@ def main(words: list[str]) -> None:
     with ControlClient(root) as control:
         control.switch("duration_scale", 0.0)
         for (what, ours), (_, theirs) in zip(_works(host.nvml()), _works(pynvml), strict=True):
-            seen = max((call.number for call in control.calls()), default=0)
+            seen = control.newest()
             assert ours() == theirs(), f"{what}: the faces differ"
             calls = len(control.calls(after=seen))
             for work in (ours, theirs):

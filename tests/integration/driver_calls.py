@@ -42,7 +42,7 @@ def logged(real_cluster: RealCluster) -> Iterator[Logged]:
     """The calls while this is entered; they are there when it is left."""
     found = Logged()
     with ControlClient(path=real_cluster.real.driver.socket) as client:
-        begun = max((call.number for call in client.calls()), default=0)
+        begun = client.newest()
         yield found
         found.calls = client.calls(after=begun)
 

@@ -36,10 +36,9 @@ from integration.acting import (
     said_of,
 )
 from integration.deployed import PLUGIN_NAMESPACE
+from integration.driver_calls import logged
 from integration.promises import Machines
 from integration.real_pods import identity, running
-
-from migd.sim.cface.client import ControlClient
 
 REAL_CLUSTER = {"spec": "2xa100-80gb", "instead": Path(__file__).with_name("hurried.py")}
 GPU, ONE, TWO = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb"
@@ -101,10 +100,9 @@ def changed_once(real_cluster: RealCluster, destroyed: int, created: int) -> Ite
     destroyed, created: how many instances, over all GPUs.
     """
     before = Machines.seen(real_cluster, [NODE]).made[NODE]
-    with ControlClient(path=real_cluster.real.driver.socket) as client:
-        begun = max((call.number for call in client.calls()), default=0)
+    with logged(real_cluster) as log:
         yield
-        calls = [call for call in client.calls(after=begun) if call.name.startswith(_CHANGES)]
+    calls = log.changes
     wanted = dict(zip(_CHANGES, (destroyed, destroyed, created, created, 0), strict=True))
     found = Counter(next(name for name in _CHANGES if call.name.startswith(name)) for call in calls)
     assert {name: found[name] for name in _CHANGES} == wanted, calls

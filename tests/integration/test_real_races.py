@@ -58,11 +58,6 @@ def changes(client: ControlClient, after: int) -> dict[str, list[tuple[str, int]
     return found
 
 
-def last(client: ControlClient) -> int:
-    """The number of the newest call."""
-    return max((call.number for call in client.calls()), default=0)
-
-
 def by_place(gpu: Gpu) -> list[GpuInstance]:
     """Its instances, in order of their places."""
     return sorted(gpu.instances, key=lambda one: one.start)
@@ -128,7 +123,7 @@ def test_an_instance_taken_between_recheck_and_destroy_is_kept_and_its_taker_nam
     pids += [real_cluster.real.inner(pid) for pid in real_cluster.real.pids(pod["metadata"]["uid"])]
 
     with told(real_cluster) as client:
-        before, begun = client.snapshot(), last(client)
+        before, begun = client.snapshot(), client.newest()
         for gpu in before.gpus:  # the second destroy: by then something has been done that is to be undone
             client.inject(Fault(DESTROY_CI, "delay", gpu=gpu.index, nth=2, delay_s=3.0))
         edit(real_cluster, "races", rules=[instances(_7g_80gb=1)])
@@ -160,7 +155,7 @@ def test_an_instance_taken_between_recheck_and_destroy_is_kept_and_its_taker_nam
         assert [by.get("pod") for by in blockers] == [None, named]
         assert all(f"pid {pid}" in one["message"] for pid, one in zip(pids, found, strict=True))
 
-        begun = last(client)
+        begun = client.newest()
         for file in files:
             file.unlink()
         ready(real_cluster, "races")
@@ -193,7 +188,7 @@ def test_a_plugin_that_is_killed_while_gpus_change_and_sees_them_half_done_ends_
     (pod,) = plugin_pods(real_cluster)
     with told(real_cluster) as client:
         client.clear_faults()
-        begun, gpus = last(client), client.snapshot().gpus
+        begun, gpus = client.newest(), client.snapshot().gpus
         client.inject(Fault(CREATE_GI, "delay", gpu=1, nth=3, delay_s=8.0))
         edit(real_cluster, "races", rules=[CUT])
         assert until(lambda: struck(client, 1), SOON_S, 0.05)
@@ -244,7 +239,7 @@ def test_what_a_client_changes_behind_the_plugin_is_told_of_and_not_touched_howe
     with told(real_cluster) as client:
         stranger.start()
         assert until(lambda: not stranger.running, SOON_S)
-        begun = last(client)
+        begun = client.newest()
         eventually(lambda: phases(real_cluster, NODE), ["Blocked", "Ready"])
         (found, _) = (one["status"] for one in partitions(real_cluster, NODE))
         assert (found["reason"], found["observed"]["summary"]) == ("ForeignInstances", "2g.20gb 3×1g.10gb")

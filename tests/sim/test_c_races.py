@@ -112,7 +112,7 @@ with ControlClient(Path(sys.argv[1])) as client:
 def test_an_instance_taken_just_before_its_destroy_is_kept_and_its_taker_named(server, host, client, migd, nth):
     assert ended(migd("7×1g.10gb"))[0] == Exit.DONE
     before = instances(host)
-    begun = max(call.number for call in client.calls())
+    begun = client.newest()
     client.inject(Fault(DESTROY, "delay", nth=nth, delay_s=1.5))
     apply = migd("7g.80gb")
     assert until(lambda: struck(client), WAIT_S, 0.01)

@@ -450,6 +450,7 @@ def test_the_log_says_who_called_what_in_order_and_what_came_of_it(server, host,
         newest = max(call.number for call in calls)
         assert {c.pid for c in calls} == {first.pid, second.pid}
         assert control.calls(after=newest) == []
+        assert control.newest() == newest
         assert control.unsimulated() == {"nvmlDeviceGetTemperature": 1}
 
 

@@ -72,6 +72,10 @@ class ControlClient:
         """The log of calls, by when they began; of one program; those that ended after the one of this number."""
         return [Call(**call) for call in self.ask("calls", pid=pid, after=after)]
 
+    def newest(self) -> int:
+        """The number of the newest call, for `calls(after=…)`; 0 before there is one."""
+        return int(self.ask("newest"))
+
     def unsimulated(self) -> dict[str, int]:
         """How often each function was called that is not simulated."""
         found: dict[str, int] = self.ask("unsimulated")

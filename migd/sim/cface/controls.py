@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from migd.sim.cface.serving import Server
 
 _NUMBERS = itertools.count(1)
-FOR_ALL: Final = frozenset({"hold", "release", "gpus", "calls", "unsimulated", "snapshot"})
+FOR_ALL: Final = frozenset({"hold", "release", "gpus", "calls", "newest", "unsimulated", "snapshot"})
 """What everybody may ask; the rest is root's."""
 
 
@@ -37,6 +37,7 @@ class Controller:
             "gpus": self._gpus,
             "reset": self._reset,
             "calls": self._calls,
+            "newest": lambda: server.records.newest,
             "unsimulated": server.records.unsimulated,
             "snapshot": lambda: self._host.core.read(to_json),
             "inject": lambda **fault: self._host.inject(Fault(**fault)),

@@ -53,6 +53,11 @@ class Records:
         found = [Call(*one) for one in kept if one[0] > after and pid in (None, one[3])]
         return sorted(found, key=lambda call: (call.began_s, call.number))
 
+    @property
+    def newest(self) -> int:
+        """The number of the newest call; 0 before there is one."""
+        return self._number
+
     def unsimulated(self) -> dict[str, int]:
         """How often each function was called that is not simulated, by name."""
         with self._lock:

@@ -479,6 +479,15 @@ def test_device_nodes_that_cannot_be_made_are_a_failure_with_that_reason_until_t
     assert node.operations == []
 
 
+def unadvertised(node: ToyNode) -> str:
+    """What is said of a node of two GPUs that are not advertised."""
+    assert node.phases() == ["Failed", "Failed"]
+    condition = node.partitions["gpu-0"].value.says("Advertised")
+    assert condition is not None
+    assert (condition.status, condition.reason) == ("False", "NotAdvertised")
+    return condition.message
+
+
 def test_slices_that_a_plugin_without_mig_offers_as_whole_gpus_are_told_of_and_come_back_with_the_strategy() -> None:
     node = ready()
     well = node.allocatable
@@ -486,11 +495,7 @@ def test_slices_that_a_plugin_without_mig_offers_as_whole_gpus_are_told_of_and_c
     node.enumerate = lambda: None  # type: ignore[method-assign]
     node.allocatable = {"nvidia.com/gpu": 2, "nvidia.com/mig-1g.6gb": 0}
     node.run(300)
-    assert node.phases() == ["Failed", "Failed"]
-    condition = node.partitions["gpu-0"].value.says("Advertised")
-    assert condition is not None
-    assert (condition.status, condition.reason) == ("False", "NotAdvertised")
-    assert "nvidia.com/mig-1g.6gb is 0, not 8; nvidia.com/gpu is 2, but there is none" in condition.message
+    assert "nvidia.com/mig-1g.6gb is 0, not 8; nvidia.com/gpu is 2, but there is none" in unadvertised(node)
     node.labels["nvidia.com/mig.strategy"], node.allocatable = "mixed", well
     node.run(100)
     assert node.phases() == ["Ready", "Ready"]
@@ -502,11 +507,7 @@ def test_what_is_not_advertised_is_told_and_hardware_is_left_alone() -> None:
     node.enumerate = lambda: None  # type: ignore[method-assign]
     node.wish("bbbbbbbb", {0: TWO_G, 1: ONE_G})
     node.run(300)
-    assert node.phases() == ["Failed", "Failed"]
-    condition = node.partitions["gpu-0"].value.says("Advertised")
-    assert condition is not None
-    assert (condition.status, condition.reason) == ("False", "NotAdvertised")
-    assert "nvidia.com/mig-2g.12gb is 0, not 2" in condition.message
+    assert "nvidia.com/mig-2g.12gb is 0, not 2" in unadvertised(node)
     nudges = sum(isinstance(e, HangUp) for e in node.effects)
     assert nudges >= 1
     done = len(node.operations)
