@@ -9,11 +9,13 @@ import asyncio
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import grpc
 import yaml
 
 from controlplane.api import Json
@@ -27,12 +29,15 @@ from controlplane.real_nvidia import Ways, nvidia_manifests
 from controlplane.real_overlays import AGENT, GPU_OPERATOR, HELM_PLUGIN, overlay
 from controlplane.real_overlays import OPERATOR as CONTROLLER
 from controlplane.running import ControlPlane
-from migd.kubelet.podresources import KubeletPodResources
+from migd.kubelet.podresources import SOCKET, KubeletPodResources
+from migd.kubelet.podresources_v1_pb2 import AllocatableResourcesRequest
+from migd.kubelet.podresources_v1_pb2_grpc import PodResourcesListerStub
 from migd.kubelet.ports import PodDevices
 
 NODE: Final = "real"
 _READY_S: Final = 120.0
 _LOOK_S: Final = 0.3
+_KUBELET_S: Final = 10.0
 _MIGD: Final = "/apis/migd.dev/v1alpha1"
 _KINDS: Final = ("gpupartitionplans", "gpupartitions")
 
@@ -161,6 +166,16 @@ class RealCluster:
         """What the node offers under nvidia.com/."""
         found = self.node(name)["status"].get("allocatable") or {}
         return {resource: int(n) for resource, n in found.items() if resource.startswith("nvidia.com/")}
+
+    def usable(self) -> dict[str, int]:
+        """What the kubelet would give to pods now, by its own word; the Node's status follows within some seconds."""
+        with grpc.insecure_channel(f"unix:{self.real.place.kubelet / SOCKET}") as channel:
+            asked = AllocatableResourcesRequest()
+            answer = PodResourcesListerStub(channel).GetAllocatableResources(asked, timeout=_KUBELET_S)
+        found: Counter[str] = Counter()
+        for devices in answer.devices:
+            found[devices.resource_name] += len(devices.device_ids)
+        return dict(found)
 
     def pods(self, selector: str = "", namespace: str = "default") -> list[Json]:
         """The pods of a namespace, or those with these labels, by name."""

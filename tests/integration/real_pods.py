@@ -21,6 +21,15 @@ def running(real_cluster: RealCluster, name: str, number: int) -> list[Json]:
     return real_cluster.pods(f"app={name}")
 
 
+def settled(real_cluster: RealCluster, offered: dict[str, int]) -> None:
+    """Wait until the node offers exactly this, to pods and in its status.
+
+    While a plugin starts anew nothing is offered, and the status tells of neither at once: it alone may be an old one.
+    """
+    devices = {resource: number for resource, number in offered.items() if number}
+    eventually(lambda: (real_cluster.usable(), real_cluster.allocatable()), (devices, offered))
+
+
 def identity(real_cluster: RealCluster, pod: Json) -> dict[str, Any]:
     """What of a pod must not change while its instances are kept."""
     (container,) = pod["status"]["containerStatuses"]

@@ -19,7 +19,7 @@ from integration.acting import apply, edit, eventually, instances, introduced, p
 from integration.deployed import PLUGIN_NAMESPACE
 from integration.driver_calls import logged, pids, statuses
 from integration.promises import Promise
-from integration.real_pods import computing, counts, identity, running
+from integration.real_pods import computing, counts, identity, running, settled
 
 REAL_CLUSTER = {"spec": "2xa100-80gb"}
 LARGE, SMALL = "nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb"
@@ -88,17 +88,17 @@ def test_the_plugin_looks_again_when_it_is_told_to(real_cluster: RealCluster):
         os.kill(pid, signal.SIGHUP)
     eventually(lambda: "Received SIGHUP, restarting" in real_cluster.log(plugin), True)
     eventually(lambda: real_cluster.log(plugin).count("Registered device plugin for"), 2 * len(registered(offered)))
-    assert real_cluster.allocatable() == offered
+    settled(real_cluster, offered)
     assert statuses(real_cluster, PLUGIN) == before
 
 
 def test_devices_stay_healthy_though_the_driver_crashes_and_comes_back(real_cluster: RealCluster):
-    before, offered = statuses(real_cluster, PLUGIN), real_cluster.allocatable()
+    before, usable = statuses(real_cluster, PLUGIN), real_cluster.usable()
     ((_, plugin),) = plugins(real_cluster).items()
     told = len(real_cluster.log(plugin))
     real_cluster.real.driver.server.kill()
     real_cluster.real.driver.start()
-    assert not until(lambda: real_cluster.allocatable() != offered, 8.0), "longer than its wait for events takes"
+    assert not until(lambda: real_cluster.usable() != usable, 8.0), "longer than its wait for events takes"
     assert len(real_cluster.log(plugin)) - told < 2000, "it does not complain without end"
     assert statuses(real_cluster, PLUGIN) == before
     edit(real_cluster, "real", rules=[instances(_1g_10gb=7)])

@@ -23,6 +23,7 @@ from controlplane.real_space import Inside
 from integration.acting import apply, edit, eventually, instances, introduced, partitions, phases, plan, quiet, ready
 from integration.acting import labels as our_labels
 from integration.deployed import PLUGIN_NAMESPACE
+from integration.real_pods import settled
 
 from migd.sim import Fault
 from migd.sim.cface.client import ControlClient
@@ -184,7 +185,7 @@ def test_a_plugin_that_is_killed_while_gpus_change_and_sees_them_half_done_ends_
     patched = real_cluster.kubectl("patch", "daemonset", daemons, "-n", PLUGIN_NAMESPACE, "-p", json.dumps(tolerating))
     assert patched.returncode == 0, patched.stderr
     eventually(lambda: set(plugin_restarts(real_cluster)) - set(before) != set(), True)
-    eventually(lambda: [len(plugin_pods(real_cluster)), real_cluster.allocatable().get(WHOLE)], [1, 2])
+    settled(real_cluster, {"nvidia.com/gpu": 0, LARGE: 0, SMALL: 0, WHOLE: 2})
     (pod,) = plugin_pods(real_cluster)
     with told(real_cluster) as client:
         client.clear_faults()
@@ -244,8 +245,9 @@ def test_what_a_client_changes_behind_the_plugin_is_told_of_and_not_touched_howe
         (found, _) = (one["status"] for one in partitions(real_cluster, NODE))
         assert (found["reason"], found["observed"]["summary"]) == ("ForeignInstances", "2g.20gb 3×1g.10gb")
         for _ in range(2):
-            (pod,) = plugin_pods(real_cluster)
+            (pod,), before = plugin_pods(real_cluster), plugin_restarts(real_cluster)
             real_cluster.kill(pod)
-            eventually(lambda: real_cluster.allocatable().get("nvidia.com/mig-2g.20gb"), 1)
+            eventually(lambda before=before: plugin_restarts(real_cluster), {uid: n + 1 for uid, n in before.items()})
+            settled(real_cluster, {"nvidia.com/gpu": 0, LARGE: 1, "nvidia.com/mig-2g.20gb": 1, SMALL: 6, WHOLE: 0})
         assert phases(real_cluster, NODE) == ["Blocked", "Ready"]
         assert changes(client, begun) == {}
