@@ -97,7 +97,7 @@ class RealCluster:
             self.install_nvidia()
             if self._migd:
                 self.install()
-            self._wait("the device plugin", lambda: bool(self.allocatable()))
+            self._wait("the device plugin", lambda: any(self.allocatable().values()))
         except BaseException:
             self.stop()
             raise

@@ -11,6 +11,7 @@ from controlplane.nodes_programs import python_path
 from controlplane.processes import Child
 from controlplane.real_config import DRIVER
 from controlplane.real_space import Space
+from migd.sim.cface.client import ControlClient
 
 SOCKET: Final = Path("run/migd/nvml.sock")
 """Under the driver's root."""
@@ -37,11 +38,14 @@ class Driver:
         """End it."""
         self.server.stop()
 
+    def client(self) -> ControlClient:
+        """A connection to it from outside of the node, that also says who asked it for what; use it as a context."""
+        return ControlClient(path=self._socket)
+
     @property
-    def socket(self) -> Path:
-        """Where it is reached from outside of the node."""
+    def _socket(self) -> Path:
         return self._place.driver / SOCKET
 
     def _serves(self) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as trial:
-            return trial.connect_ex(str(self.socket)) == 0
+            return trial.connect_ex(str(self._socket)) == 0

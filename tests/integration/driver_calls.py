@@ -9,7 +9,6 @@ from typing import Final
 
 from controlplane.real_clusters import RealCluster
 
-from migd.sim.cface.client import ControlClient
 from migd.sim.cface.handlers import CHANGING
 from migd.sim.cface.records import Call
 
@@ -41,24 +40,7 @@ class Logged:
 def logged(real_cluster: RealCluster) -> Iterator[Logged]:
     """The calls while this is entered; they are there when it is left."""
     found = Logged()
-    with ControlClient(path=real_cluster.real.driver.socket) as client:
+    with real_cluster.real.driver.client() as client:
         begun = client.newest()
         yield found
         found.calls = client.calls(after=begun)
-
-
-def statuses(real_cluster: RealCluster, container: str) -> dict[str, int]:
-    """The pods of a program of NVIDIA's, by its container's name: uid -> how often it was restarted."""
-    states = {
-        pod["metadata"]["uid"]: one
-        for pod in real_cluster.pods(namespace=real_cluster.style.namespace)
-        for one in pod["status"].get("containerStatuses", ())
-        if one["name"] == container
-    }
-    return {uid: one["restartCount"] for uid, one in states.items()}
-
-
-def pids(real_cluster: RealCluster, container: str) -> set[int]:
-    """Their processes, as the node and so the driver numbers them."""
-    real = real_cluster.real
-    return {real.inner(pid) for uid in statuses(real_cluster, container) for pid in real.pids(uid)}

@@ -15,7 +15,6 @@ from typing import Final
 
 import pytest
 from controlplane.api import Json
-from controlplane.deploying import applied
 from controlplane.real_clusters import NODE, RealCluster
 from controlplane.real_nvidia import Ways, plugin_config
 from controlplane.real_overlays import deployment
@@ -35,14 +34,14 @@ from integration.acting import (
     ready,
     said_of,
 )
-from integration.deployed import PLUGIN_NAMESPACE
 from integration.driver_calls import logged
+from integration.nvidia_programs import DISCOVERY, PLUGIN, configured, pods_of, restarts, restarts_of
 from integration.promises import Machines
 from integration.real_pods import identity, running
 
 REAL_CLUSTER = {"spec": "2xa100-80gb", "instead": Path(__file__).with_name("hurried.py")}
 GPU, ONE, TWO = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb"
-PLUGIN, STRATEGY = "nvidia-device-plugin-ctr", "nvidia.com/mig.strategy"
+STRATEGY = "nvidia.com/mig.strategy"
 MIXED: Final = instances(_2g_20gb=1, _1g_10gb=5)
 SHORT: Final = ("False", "NotAdvertised")
 _CHANGES: Final = (
@@ -54,28 +53,11 @@ _CHANGES: Final = (
 )
 
 
-def plugin(real_cluster: RealCluster) -> Json:
-    """The plugin's pod that is not on its way out; {} for none."""
-    for pod in real_cluster.pods(namespace=PLUGIN_NAMESPACE):
-        if pod["spec"]["containers"][0]["name"] == PLUGIN and "deletionTimestamp" not in pod["metadata"]:
-            return pod
-    return {}
-
-
-def starts(pod: Json) -> int:
-    """How often its program was started anew."""
-    return sum(one["restartCount"] for one in pod.get("status", {}).get("containerStatuses", ()))
-
-
-def configured(real_cluster: RealCluster, config: Json, *, all_programs: bool = False) -> None:
-    """Give the plugin this configuration, and start it with it; all_programs: feature discovery as well."""
+def given(real_cluster: RealCluster, config: Json, *containers: str) -> None:
+    """Give these programs this configuration; by default the plugin alone."""
     document = plugin_config(real_cluster.style, Ways())
     document["data"]["config.yaml"] = json.dumps(config)
-    applied(real_cluster.plane, [document], "the plugin's configuration")
-    for pod in real_cluster.pods(namespace=PLUGIN_NAMESPACE):
-        if all_programs or pod["spec"]["containers"][0]["name"] == PLUGIN:
-            gone = real_cluster.kubectl("delete", "pod", "-n", PLUGIN_NAMESPACE, pod["metadata"]["name"])
-            assert gone.returncode == 0, gone.stderr
+    configured(real_cluster, document, *(containers or (PLUGIN,)))
 
 
 def strategy(name: str) -> Json:
@@ -110,6 +92,11 @@ def changed_once(real_cluster: RealCluster, destroyed: int, created: int) -> Ite
     assert Machines.seen(real_cluster, [NODE]).made[NODE] - before == 2 * created
 
 
+def said(real_cluster: RealCluster) -> str:
+    """What the plugin has logged."""
+    return "".join(real_cluster.log(pod) for pod in pods_of(real_cluster, PLUGIN).values())
+
+
 def told(real_cluster: RealCluster, *resources: str) -> None:
     """Wait until every GPU says that it is not advertised, and the plan that it stalls; each names these resources."""
     eventually(lambda: said_of(real_cluster, NODE, "Advertised"), SHORT)
@@ -125,9 +112,9 @@ def told(real_cluster: RealCluster, *resources: str) -> None:
     quiet(real_cluster, NODE)
 
 
-def mended(real_cluster: RealCluster, *, all_programs: bool = False) -> None:
+def mended(real_cluster: RealCluster) -> None:
     """Give the plugin the right configuration again: nothing else is done, and all is well by itself."""
-    configured(real_cluster, strategy("mixed"), all_programs=all_programs)
+    given(real_cluster, strategy("mixed"))
     ready(real_cluster, "real")
     assert {said_of(real_cluster, NODE, kind) for kind in ("Advertised", "Ready")} == {("True", "AsWished")}
     assert real_cluster.node()["metadata"]["labels"]["migd.dev/state"] == "ready"
@@ -142,16 +129,16 @@ def same(real_cluster: RealCluster, kept: list[dict[str, object]]) -> None:
 def test_a_plugin_that_crashes_at_each_start_is_told_of_and_the_gpus_are_changed_once(
     real_cluster: RealCluster, kept: list[dict[str, object]]
 ):
-    configured(real_cluster, {"version": "v9"})
-    eventually(lambda: starts(plugin(real_cluster)) > 0, True)
+    given(real_cluster, {"version": "v9"})
+    eventually(lambda: sum(restarts_of(real_cluster, PLUGIN).values()) > 0, True)
     with changed_once(real_cluster, destroyed=2, created=8):
         edit(real_cluster, "real", rules=[SMALL])
         told(real_cluster, f"{ONE} is 0, not 14")
-        assert "unknown version: v9" in real_cluster.log(plugin(real_cluster))
+        assert "unknown version: v9" in said(real_cluster)
         same(real_cluster, kept)
         agent = real_cluster.program("migd-agent")
         real_cluster.kill(agent)
-        eventually(lambda: starts(real_cluster.program("migd-agent")), starts(agent) + 1)
+        eventually(lambda: restarts(real_cluster.program("migd-agent")), restarts(agent) + 1)
         asked = "have the device plugin look at the GPUs again"
         before = real_cluster.log(agent).count(asked)
         eventually(lambda: real_cluster.log(agent).count(asked) > before, True)
@@ -165,12 +152,12 @@ def test_a_plugin_that_refuses_what_strategy_single_cannot_offer_is_told_of_and_
     real_cluster: RealCluster, kept: list[dict[str, object]]
 ):
     """The strategy was changed behind our back: the node's label still says mixed, so nothing spoke against it."""
-    configured(real_cluster, strategy("single"))
+    given(real_cluster, strategy("single"))
     eventually(lambda: real_cluster.allocatable().get(GPU), 14)
     with changed_once(real_cluster, destroyed=4, created=2):
         edit(real_cluster, "real", rules=[MIXED])
         told(real_cluster, f"{ONE} is 0, not 10", f"{TWO} is 0, not 2")
-        assert "more than one MIG device type present on node" in real_cluster.log(plugin(real_cluster))
+        assert "more than one MIG device type present on node" in said(real_cluster)
         same(real_cluster, kept)
         mended(real_cluster)
     assert (real_cluster.allocatable()[ONE], real_cluster.allocatable()[TWO]) == (10, 2)
@@ -181,12 +168,12 @@ def test_a_plugin_with_an_old_configuration_that_knows_of_no_mig_is_told_of_and_
     real_cluster: RealCluster, kept: list[dict[str, object]]
 ):
     """It is well in its own eyes, and offers whole GPUs that nobody can use as such."""
-    configured(real_cluster, strategy("none"))
+    given(real_cluster, strategy("none"))
     eventually(lambda: real_cluster.allocatable().get(GPU), 2)
     with changed_once(real_cluster, destroyed=2, created=4):
         edit(real_cluster, "real", rules=[SMALL])
         told(real_cluster, f"{ONE} is 0, not 14", f"{GPU} is 2, but there is none")
-        assert starts(plugin(real_cluster)) == 0
+        assert set(restarts_of(real_cluster, PLUGIN).values()) == {0}
         same(real_cluster, kept)
         mended(real_cluster)
     assert (real_cluster.allocatable()[ONE], real_cluster.allocatable()[GPU]) == (14, 0)
@@ -196,7 +183,7 @@ def test_a_plugin_with_an_old_configuration_that_knows_of_no_mig_is_told_of_and_
 def test_a_plan_that_strategy_single_cannot_offer_is_refused_before_anything_is_touched(
     real_cluster: RealCluster, kept: list[dict[str, object]]
 ):
-    configured(real_cluster, strategy("single"), all_programs=True)
+    given(real_cluster, strategy("single"), PLUGIN, DISCOVERY)
     eventually(lambda: real_cluster.node()["metadata"]["labels"].get(STRATEGY), "single")
     eventually(lambda: real_cluster.allocatable().get(GPU), 14)
     before = Machines.seen(real_cluster, [NODE])

@@ -9,21 +9,18 @@ from __future__ import annotations
 import os
 import signal
 
-from controlplane.api import Json
-from controlplane.deploying import applied
 from controlplane.processes import until
 from controlplane.real_clusters import NODE, RealCluster
 from controlplane.real_nvidia import Ways, plugin_config
 from controlplane.real_overlays import deployment
 from integration.acting import apply, edit, eventually, instances, introduced, plan, quiet, ready
-from integration.deployed import PLUGIN_NAMESPACE
-from integration.driver_calls import logged, pids, statuses
+from integration.driver_calls import logged
+from integration.nvidia_programs import DISCOVERY, PLUGIN, configured, pids, pods_of, restarts_of
 from integration.promises import Promise
 from integration.real_pods import computing, counts, identity, running, settled
 
 REAL_CLUSTER = {"spec": "2xa100-80gb"}
 LARGE, SMALL = "nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb"
-PLUGIN, DISCOVERY = "nvidia-device-plugin-ctr", "gpu-feature-discovery-ctr"
 
 
 def test_a_plan_is_what_nvidias_programs_then_offer_and_label_and_pods_keep_what_stays(real_cluster: RealCluster):
@@ -69,47 +66,41 @@ def has_its_slice_and_no_other(real_cluster: RealCluster, pods: list[dict[str, o
 
 def test_the_plugin_never_looks_at_gpus_that_are_half_changed_and_no_program_breaks(real_cluster: RealCluster):
     """Feature discovery looks when its time has come: a label that is wrong is right with its next look."""
-    before, discoveries = statuses(real_cluster, PLUGIN), statuses(real_cluster, DISCOVERY)
+    before, discoveries = restarts_of(real_cluster, PLUGIN), restarts_of(real_cluster, DISCOVERY)
     with logged(real_cluster) as log:
         edit(real_cluster, "real", rules=[instances(_2g_20gb=1, _1g_10gb=5)])
         ready(real_cluster, "real")
     assert len({call.pid for call in log.changes}) == 1
     assert pids(real_cluster, PLUGIN) & {call.pid for call in log.calls}, "the log shows it at all"
     assert log.half_seen(pids(real_cluster, DISCOVERY)) == []
-    assert statuses(real_cluster, DISCOVERY) == discoveries
-    assert set(statuses(real_cluster, PLUGIN).values()) == {0}, "it was started anew, and never failed"
-    assert statuses(real_cluster, PLUGIN).keys().isdisjoint(before)
+    assert restarts_of(real_cluster, DISCOVERY) == discoveries
+    assert set(restarts_of(real_cluster, PLUGIN).values()) == {0}, "it was started anew, and never failed"
+    assert restarts_of(real_cluster, PLUGIN).keys().isdisjoint(before)
 
 
 def test_the_plugin_looks_again_when_it_is_told_to(real_cluster: RealCluster):
-    before, offered = statuses(real_cluster, PLUGIN), real_cluster.allocatable()
-    ((uid, plugin),) = plugins(real_cluster).items()
+    before, offered = restarts_of(real_cluster, PLUGIN), real_cluster.allocatable()
+    ((uid, plugin),) = pods_of(real_cluster, PLUGIN).items()
     for pid in real_cluster.real.pids(uid):
         os.kill(pid, signal.SIGHUP)
     eventually(lambda: "Received SIGHUP, restarting" in real_cluster.log(plugin), True)
     eventually(lambda: real_cluster.log(plugin).count("Registered device plugin for"), 2 * len(registered(offered)))
     settled(real_cluster, offered)
-    assert statuses(real_cluster, PLUGIN) == before
+    assert restarts_of(real_cluster, PLUGIN) == before
 
 
 def test_devices_stay_healthy_though_the_driver_crashes_and_comes_back(real_cluster: RealCluster):
-    before, usable = statuses(real_cluster, PLUGIN), real_cluster.usable()
-    ((_, plugin),) = plugins(real_cluster).items()
+    before, usable = restarts_of(real_cluster, PLUGIN), real_cluster.usable()
+    ((_, plugin),) = pods_of(real_cluster, PLUGIN).items()
     told = len(real_cluster.log(plugin))
     real_cluster.real.driver.server.kill()
     real_cluster.real.driver.start()
     assert not until(lambda: real_cluster.usable() != usable, 8.0), "longer than its wait for events takes"
     assert len(real_cluster.log(plugin)) - told < 2000, "it does not complain without end"
-    assert statuses(real_cluster, PLUGIN) == before
+    assert restarts_of(real_cluster, PLUGIN) == before
     edit(real_cluster, "real", rules=[instances(_1g_10gb=7)])
     ready(real_cluster, "real")
     assert real_cluster.allocatable()[SMALL] == 14
-
-
-def plugins(real_cluster: RealCluster) -> dict[str, Json]:
-    """The plugin's pods, by uid."""
-    pods = real_cluster.pods(namespace=PLUGIN_NAMESPACE)
-    return {pod["metadata"]["uid"]: pod for pod in pods if pod["spec"]["containers"][0]["name"] == PLUGIN}
 
 
 def registered(offered: dict[str, int]) -> set[str]:
@@ -120,9 +111,7 @@ def registered(offered: dict[str, int]) -> set[str]:
 def test_a_plugin_that_is_told_to_share_slices_offers_them_so_and_feature_discovery_says_so(real_cluster: RealCluster):
     shared = Ways(shares={SMALL: 2})
     before = real_cluster.allocatable()
-    applied(real_cluster.plane, [plugin_config(real_cluster.style, shared)], "time slicing")
-    for pod in real_cluster.pods(namespace=PLUGIN_NAMESPACE):
-        real_cluster.kubectl("delete", "pod", "-n", PLUGIN_NAMESPACE, pod["metadata"]["name"])
+    configured(real_cluster, plugin_config(real_cluster.style, shared), PLUGIN, DISCOVERY)
     eventually(lambda: real_cluster.allocatable()[SMALL], 2 * before[SMALL])
     replicas = "nvidia.com/mig-1g.10gb.replicas"
     eventually(lambda: real_cluster.node()["metadata"]["labels"].get(replicas), "2")

@@ -6,7 +6,8 @@ from controlplane.real_clusters import NODE, RealCluster
 from controlplane.real_nvidia import Ways
 from controlplane.real_overlays import deployment
 from integration.acting import apply, edit, eventually, instances, introduced, plan, quiet, ready
-from integration.driver_calls import logged, pids
+from integration.driver_calls import logged
+from integration.nvidia_programs import DISCOVERY, pids
 from integration.promises import Promise
 from integration.real_pods import computing, identity, running
 
@@ -17,7 +18,7 @@ GPU = "nvidia.com/gpu"
 def said(real_cluster: RealCluster) -> tuple[str, str]:
     """What GPU feature discovery tells of GPUs: how many, and what they are."""
     labels = real_cluster.node()["metadata"]["labels"]
-    return labels["nvidia.com/gpu.count"], labels["nvidia.com/gpu.product"]
+    return labels.get("nvidia.com/gpu.count", ""), labels.get("nvidia.com/gpu.product", "")
 
 
 def test_slices_of_one_profile_are_offered_and_labelled_as_gpus_and_pods_keep_what_stays(real_cluster: RealCluster):
@@ -41,7 +42,7 @@ def test_slices_of_one_profile_are_offered_and_labelled_as_gpus_and_pods_keep_wh
     with logged(real_cluster) as log:
         edit(real_cluster, "real", rules=[instances(_1g_10gb=4)])
         ready(real_cluster, "real")
-    assert log.half_seen(pids(real_cluster, "gpu-feature-discovery-ctr")) == []
+    assert log.half_seen(pids(real_cluster, DISCOVERY)) == []
     quiet(real_cluster, NODE)
     assert real_cluster.allocatable() == {GPU: 8}
     eventually(lambda: said(real_cluster)[0], "8")

@@ -11,7 +11,8 @@ from controlplane.real_clusters import NODE, RealCluster
 from controlplane.real_overlays import deployment
 from integration.acting import apply, edit, eventually, instances, introduced, plan, quiet, ready
 from integration.deployed import AGENT
-from integration.driver_calls import logged, pids
+from integration.driver_calls import logged
+from integration.nvidia_programs import pids
 from integration.promises import Promise
 from integration.real_pods import counts, identity, running
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +21,7 @@ from controlplane.real_overlays import pod_template
 from controlplane.real_space import Inside
 from integration.acting import apply, edit, eventually, instances, introduced, partitions, phases, plan, quiet, ready
 from integration.acting import labels as our_labels
-from integration.deployed import PLUGIN_NAMESPACE
+from integration.nvidia_programs import PLUGIN, pods_of, restarts_of
 from integration.real_pods import settled
 
 from migd.sim import Fault
@@ -33,7 +32,6 @@ from migd.sim.machine import Gpu, GpuInstance
 REAL_CLUSTER = {"spec": "2xa100-80gb"}
 LARGE, SMALL, WHOLE = "nvidia.com/mig-3g.40gb", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-7g.80gb"
 CUT: Final = instances(_3g_40gb=1, _1g_10gb=3)
-PLUGIN: Final = "nvidia-device-plugin-ctr"
 DESTROY_CI, DESTROY_GI = "nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy"
 CREATE_GI, CREATE_CI = "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"
 IN_USE: Final = 19
@@ -41,13 +39,6 @@ SOON_S: Final = 60.0
 
 
 # ---- who is in the race
-
-
-@contextmanager
-def told(real_cluster: RealCluster) -> Iterator[ControlClient]:
-    """A connection to the simulated driver."""
-    with ControlClient(path=real_cluster.real.driver.socket) as client:
-        yield client
 
 
 def changes(client: ControlClient, after: int) -> dict[str, list[tuple[str, int]]]:
@@ -80,25 +71,6 @@ def program(real_cluster: RealCluster, name: str, *words: str) -> Inside:
     return real_cluster.real.space.child(name, sys.executable, *words, environment=environment)
 
 
-def plugin_pods(real_cluster: RealCluster) -> list[Json]:
-    """The device plugin's pods that are not on their way out."""
-    pods = real_cluster.pods(namespace=PLUGIN_NAMESPACE)
-    return [
-        pod
-        for pod in pods
-        if pod["spec"]["containers"][0]["name"] == PLUGIN and "deletionTimestamp" not in pod["metadata"]
-    ]
-
-
-def plugin_restarts(real_cluster: RealCluster) -> dict[str, int]:
-    """How often each was started again, by uid."""
-    return {
-        pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["restartCount"]
-        for pod in plugin_pods(real_cluster)
-        if pod["status"].get("containerStatuses")
-    }
-
-
 # ---- migd and another client
 
 
@@ -123,7 +95,7 @@ def test_an_instance_taken_between_recheck_and_destroy_is_kept_and_its_taker_nam
     pids = [real_cluster.real.inner(process.inner)]
     pids += [real_cluster.real.inner(pid) for pid in real_cluster.real.pids(pod["metadata"]["uid"])]
 
-    with told(real_cluster) as client:
+    with real_cluster.real.driver.client() as client:
         before, begun = client.snapshot(), client.newest()
         for gpu in before.gpus:  # the second destroy: by then something has been done that is to be undone
             client.inject(Fault(DESTROY_CI, "delay", gpu=gpu.index, nth=2, delay_s=3.0))
@@ -137,7 +109,7 @@ def test_an_instance_taken_between_recheck_and_destroy_is_kept_and_its_taker_nam
         eventually(lambda: real_cluster.allocatable(), offered)
         quiet(real_cluster, NODE)
         assert our_labels(real_cluster, NODE) == {**labels, "migd.dev/state": "blocked"}
-        assert list(plugin_restarts(real_cluster).values()) == [0]
+        assert list(restarts_of(real_cluster, PLUGIN).values()) == [0]
 
         after = client.snapshot()
         assert identities(after.gpus) == identities(before.gpus)
@@ -180,14 +152,15 @@ def held(client: ControlClient) -> set[str]:
 def test_a_plugin_that_is_killed_while_gpus_change_and_sees_them_half_done_ends_up_right(real_cluster: RealCluster):
     """It tolerates everything, so nothing keeps it away meanwhile: it comes back at once and looks."""
     tolerating = {"spec": {"template": {"spec": {"tolerations": [{"operator": "Exists"}]}}}}
-    before = plugin_restarts(real_cluster)
-    (daemons,) = {pod["metadata"]["ownerReferences"][0]["name"] for pod in plugin_pods(real_cluster)}
-    patched = real_cluster.kubectl("patch", "daemonset", daemons, "-n", PLUGIN_NAMESPACE, "-p", json.dumps(tolerating))
+    before = restarts_of(real_cluster, PLUGIN)
+    (daemons,) = {pod["metadata"]["ownerReferences"][0]["name"] for pod in pods_of(real_cluster, PLUGIN).values()}
+    where, how = real_cluster.style.namespace, json.dumps(tolerating)
+    patched = real_cluster.kubectl("patch", "daemonset", daemons, "-n", where, "-p", how)
     assert patched.returncode == 0, patched.stderr
-    eventually(lambda: set(plugin_restarts(real_cluster)) - set(before) != set(), True)
+    eventually(lambda: set(restarts_of(real_cluster, PLUGIN)) - set(before) != set(), True)
     settled(real_cluster, {"nvidia.com/gpu": 0, LARGE: 0, SMALL: 0, WHOLE: 2})
-    (pod,) = plugin_pods(real_cluster)
-    with told(real_cluster) as client:
+    (pod,) = pods_of(real_cluster, PLUGIN).values()
+    with real_cluster.real.driver.client() as client:
         client.clear_faults()
         begun, gpus = client.newest(), client.snapshot().gpus
         client.inject(Fault(CREATE_GI, "delay", gpu=1, nth=3, delay_s=8.0))
@@ -199,7 +172,7 @@ def test_a_plugin_that_is_killed_while_gpus_change_and_sees_them_half_done_ends_
         ready(real_cluster, "races")
         quiet(real_cluster, NODE)
         assert real_cluster.allocatable() == {"nvidia.com/gpu": 0, LARGE: 2, SMALL: 6, WHOLE: 0}
-        assert plugin_restarts(real_cluster) == {pod["metadata"]["uid"]: 1}
+        assert restarts_of(real_cluster, PLUGIN) == {pod["metadata"]["uid"]: 1}
         story = [(DESTROY_CI, 0), (DESTROY_GI, 0), *[(CREATE_GI, 0)] * 4, *[(CREATE_CI, 0)] * 4]
         assert changes(client, begun) == {gpu.uuid: story for gpu in gpus}
 
@@ -237,7 +210,7 @@ def test_what_a_client_changes_behind_the_plugin_is_told_of_and_not_touched_howe
     edit(real_cluster, "races", drift="Observe")
     ready(real_cluster, "races")
     stranger = program(real_cluster, "stranger", "-c", STRANGER)
-    with told(real_cluster) as client:
+    with real_cluster.real.driver.client() as client:
         stranger.start()
         assert until(lambda: not stranger.running, SOON_S)
         begun = client.newest()
@@ -245,9 +218,11 @@ def test_what_a_client_changes_behind_the_plugin_is_told_of_and_not_touched_howe
         (found, _) = (one["status"] for one in partitions(real_cluster, NODE))
         assert (found["reason"], found["observed"]["summary"]) == ("ForeignInstances", "2g.20gb 3×1g.10gb")
         for _ in range(2):
-            (pod,), before = plugin_pods(real_cluster), plugin_restarts(real_cluster)
+            (pod,), before = pods_of(real_cluster, PLUGIN).values(), restarts_of(real_cluster, PLUGIN)
             real_cluster.kill(pod)
-            eventually(lambda before=before: plugin_restarts(real_cluster), {uid: n + 1 for uid, n in before.items()})
+            eventually(
+                lambda before=before: restarts_of(real_cluster, PLUGIN), {uid: n + 1 for uid, n in before.items()}
+            )
             settled(real_cluster, {"nvidia.com/gpu": 0, LARGE: 1, "nvidia.com/mig-2g.20gb": 1, SMALL: 6, WHOLE: 0})
         assert phases(real_cluster, NODE) == ["Blocked", "Ready"]
         assert changes(client, begun) == {}

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from c_built import library_or_skip
 from c_clients import served
 from commands import Cli
 
 from migd.sim import SimHost
-from migd.sim.cface.building import NotBuiltError
-from migd.sim.cface.building import library as built
 
 
 def pytest_addoption(parser):
@@ -36,10 +35,7 @@ def library(request):
     if request.param == "driver" and request.node.get_closest_marker("readonly") is None:
         pytest.skip("changes the GPU: only on a simulated one")
     if request.param == "c":
-        try:
-            built()
-        except NotBuiltError as missing:
-            pytest.skip(f"the C face is not tried: {missing}")
+        library_or_skip("the C face")
     return request.param
 
 
@@ -88,7 +84,4 @@ def cli(capsys, tmp_path, monkeypatch):
 @pytest.fixture
 def c_library():
     """The simulated libnvidia-ml.so.1; where it cannot be built the test is skipped, and says what is missing."""
-    try:
-        return built()
-    except NotBuiltError as missing:
-        pytest.skip(f"the C face is not tried: {missing}")
+    return library_or_skip("the C face")

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from c_built import library_or_skip
 from controlplane.processes import until
 
-from migd.sim.cface.building import NotBuiltError, library
 from migd.sim.cface.client import ControlClient
 from migd.sim.cface.rooted import rooted_server
 from migd.sim.cface.serving import Server
@@ -50,10 +50,7 @@ def _possible() -> None:
         pytest.skip("migd sim exec is not tried: it needs root here, to see what it leaves behind")
     if why := may_enter():
         pytest.skip(f"migd sim exec is not tried: {why}")
-    try:
-        library()
-    except NotBuiltError as missing:
-        pytest.skip(f"migd sim exec is not tried: {missing}")
+    library_or_skip("migd sim exec")
 
 
 @pytest.fixture

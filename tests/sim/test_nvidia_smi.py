@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from c_built import library_or_skip
 
-from migd.sim.cface.building import NotBuiltError, library
 from migd.sim.cface.client import ControlClient
 from migd.sim.cface.rooted import NVIDIA_SMI, rooted_server
 from migd.sim.cface.serving import Server
@@ -17,10 +17,7 @@ from migd.sim.host import SimHost
 
 @pytest.fixture(autouse=True, scope="module")
 def _built() -> None:
-    try:
-        library()
-    except NotBuiltError as missing:
-        pytest.skip(f"nvidia-smi's stand-in is not tried: {missing}")
+    library_or_skip("nvidia-smi's stand-in")
 
 
 @pytest.fixture

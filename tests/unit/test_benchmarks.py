@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from boards import VARIANTS, board_of, rows
+from c_built import library_or_skip
 
 from benchmarks import __main__ as command
 from benchmarks import evicting, faces, fleet, footprint, planning, quality, report, saving
@@ -15,7 +16,6 @@ from benchmarks.measuring import Times, percentile
 from benchmarks.transactions import STORIES, Story, nominal, transactions
 from migd.agent.store import encode
 from migd.mig.table import table_of
-from migd.sim.cface.building import NotBuiltError, library
 
 
 def test_percentiles_are_values_that_were_measured() -> None:
@@ -127,10 +127,7 @@ def test_a_start_is_compared_with_pythons_own() -> None:
 
 
 def test_both_faces_did_the_same_work() -> None:
-    try:
-        library()
-    except NotBuiltError as missing:
-        pytest.skip(f"the C face is not timed: {missing}")
+    library_or_skip("a comparison with the C face")
     results = faces.faces("file", 2)
     assert [(r.what.split()[0], r.kept, r.process.n, r.c.n) for r in results] == [
         *(("read", "file", 2, 2), ("create", "file", 2, 2), ("migd", "file", 2, 2)),
