@@ -33,9 +33,9 @@ from storytelling import (
 )
 
 from migd.kube.owed import OWED
-from migd.sim import node_documents as documents
-from migd.sim.cluster_time import run_virtually
-from migd.sim.node_world import NodeSpec, OverdueError, Workload
+from migd.sim.cluster.virtual_time import run_virtually
+from migd.sim.nodes import documents
+from migd.sim.nodes.world import NodeSpec, OverdueError, Workload
 
 PLANS: Final = Path(__file__).resolve().parent / "plans"
 

@@ -9,7 +9,7 @@ from columns import found, short
 from storytelling import MOMENT, PARTITIONS, PLAN, WIDTH, Json, Story, did, expect, kubectl, some, tell
 
 from migd.kube.owed import OWED
-from migd.sim import node_documents as documents
+from migd.sim.nodes import documents
 
 BUDGET: Final[Json] = {
     "apiVersion": "policy/v1",

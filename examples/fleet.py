@@ -31,11 +31,11 @@ from migd.kube.errors import Json
 from migd.kube.holding import Pace
 from migd.kubelet.ports import KubeletError, PodDevices
 from migd.plans.partitions import Partition, partition_of
-from migd.sim.cluster_faults import Faults
+from migd.sim.cluster.faults import Faults
 from migd.sim.errors import SimulatedCrash
-from migd.sim.node_kubelet import Kubelet, KubeletDownError
-from migd.sim.node_plugin import device_of
-from migd.sim.node_world import NodeSpec, OverdueError, SimNode, SimulatedCluster
+from migd.sim.nodes.kubelet import Kubelet, KubeletDownError
+from migd.sim.nodes.plugin import device_of
+from migd.sim.nodes.world import NodeSpec, OverdueError, SimNode, SimulatedCluster
 from migd_operator.reconciling import NAMESPACE, Operator, Setup
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from migd.agent.node.looping import HungAgentError
 from migd.agent.node.running import NoNodeError
 from migd.kube.errors import Json
 from migd.kube.transport import Answer, Query, Transport
-from migd.sim.cluster import SimCluster
+from migd.sim.cluster.server import SimCluster
 
 if TYPE_CHECKING:
     from fleet import Fleet

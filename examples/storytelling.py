@@ -11,8 +11,8 @@ from columns import age, found, get, table
 from fleet import Fleet
 
 from migd.kube.nodes import TAINT
-from migd.sim import node_documents as documents
-from migd.sim.node_world import Workload
+from migd.sim.nodes import documents
+from migd.sim.nodes.world import Workload
 
 Json = dict[str, Any]
 Devices = dict[str, str]

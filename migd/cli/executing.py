@@ -17,8 +17,8 @@ import typer
 
 from migd.cli.exits import CliError, Exit
 from migd.cli.serving import DEFAULT_SPEC
-from migd.sim import entering, guarding
 from migd.sim.errors import SimulationError
+from migd.sim.files import entering, guarding
 from migd.sim.host import SimHost
 
 _WATCHED: Final = (*entering.FORWARDED, signal.SIGCHLD)

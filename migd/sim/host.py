@@ -14,8 +14,8 @@ from migd.sim import driver, processes
 from migd.sim.catalog import Model
 from migd.sim.core import Call, Core, Timekeeper
 from migd.sim.errors import ResetRefusedError, SimFileError, SimulationError, SpecMismatchError
-from migd.sim.face import PRIVILEGES
-from migd.sim.face_monitor import Nvml
+from migd.sim.face.calling import PRIVILEGES
+from migd.sim.face.monitor import Nvml
 from migd.sim.faults import Fault
 from migd.sim.filing import MachineFile
 from migd.sim.machine import Gpu, Machine, new_gpu

@@ -22,7 +22,7 @@ from controlplane.nodes_programs import Program
 from controlplane.nodes_sockets import Closed, Listed, Sockets
 from controlplane.nodes_tokens import Ground
 from migd.sim import SimHost
-from migd.sim.node_devices import Held
+from migd.sim.nodes.devices import Held
 
 T = TypeVar("T")
 _TICK_S: Final = 0.5

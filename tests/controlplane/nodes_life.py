@@ -34,8 +34,8 @@ from controlplane.nodes_simulated import Simulated
 from controlplane.nodes_sockets import Plugin
 from controlplane.nodes_tokens import Ground
 from migd.sim import SimHost
-from migd.sim.node_devices import AdmissionError, DeviceManager, Held, Wants
-from migd.sim.node_plugin import device_of
+from migd.sim.nodes.devices import AdmissionError, DeviceManager, Held, Wants
+from migd.sim.nodes.plugin import device_of
 
 _CONFIRM_S: Final = 2.0
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from controlplane.api import STRATEGIC, Answer, Api, Json
 from controlplane.nodes_pods import now_text
-from migd.sim.node_devices import Report, advertised
+from migd.sim.nodes.devices import Report, advertised
 
 LEASE_S: Final = 40
 _RENEW_S: Final = 10.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from controlplane.api import Json
-from migd.sim.node_devices import Wants
+from migd.sim.nodes.devices import Wants
 
 PROGRAM: Final = "sim.migd.dev/program"
 """Annotation: `idle` for a pod that holds its devices and runs nothing on them."""

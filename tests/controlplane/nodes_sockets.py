@@ -34,7 +34,7 @@ from migd.kubelet.podresources_v1_pb2 import (
     PodResources,
 )
 from migd.kubelet.podresources_v1_pb2_grpc import PodResourcesListerServicer, add_PodResourcesListerServicer_to_server
-from migd.sim.node_devices import AdmissionError, Held, Wants
+from migd.sim.nodes.devices import AdmissionError, Held, Wants
 
 PLUGINS: Final = "device-plugins"
 REGISTRATION: Final = f"{PLUGINS}/kubelet.sock"

@@ -2,7 +2,7 @@
 
 It is told by environment, as the container of a DaemonSet: SIMULATED_STATE, the file of the simulated machine;
 SIMULATED_ROOT, the folder that is the node's `/`; MIG_STRATEGY; CONTAINER_ID. What it finds and when it looks is
-`migd.sim.node_plugin`: at start, on SIGHUP, and when the kubelet's socket was made anew.
+`migd.sim.nodes.plugin`: at start, on SIGHUP, and when the kubelet's socket was made anew.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from migd.kubelet.deviceplugin_v1beta1_pb2_grpc import (
     add_DevicePluginServicer_to_server,
 )
 from migd.sim import SimHost
-from migd.sim.node_plugin import RETRY_S, DevicePlugin, PluginConfig, PluginError, preferred
+from migd.sim.nodes.plugin import RETRY_S, DevicePlugin, PluginConfig, PluginError, preferred
 
 COMMAND: Final = "nvidia-device-plugin"
 _LOOK_S: Final = 1.5

@@ -8,10 +8,10 @@ from datetime import datetime
 
 from kube_contract.worlds import World, Wrote
 from migd.kube.transport import Transport
-from migd.sim.cluster import SimCluster, SimRequest
-from migd.sim.cluster_time import run_virtually
-from migd.sim.node_acting import Stage
-from migd.sim.node_disruptions import Disruptions, Namespaces
+from migd.sim.cluster.server import SimCluster, SimRequest
+from migd.sim.cluster.virtual_time import run_virtually
+from migd.sim.nodes.acting import Stage
+from migd.sim.nodes.disruptions import Disruptions, Namespaces
 
 
 class Simulated:

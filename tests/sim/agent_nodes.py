@@ -18,8 +18,8 @@ from migd.agent.node.metrics import Metrics
 from migd.agent.node.running import Identified, Probes, api_cluster, run_agent
 from migd.agent.node.simulated import InStep, SimSignals, simulated_agent_ports
 from migd.kubelet.ports import KubeletError, PodDevices
-from migd.sim.cluster import SimCluster
-from migd.sim.cluster_faults import NONE, Chances, Faults, Trouble
+from migd.sim.cluster.faults import NONE, Chances, Faults, Trouble
+from migd.sim.cluster.server import SimCluster
 from migd.sim.host import SimHost
 
 NODE, NAMESPACE = "node-a", "migd-system"

@@ -17,10 +17,10 @@ from migd.agent.node.looking import AgentPorts
 from migd.agent.node.metrics import Metrics
 from migd.agent.node.running import Identified, Probes, api_cluster, run_agent
 from migd.agent.node.simulated import SimPodResources, SimPodSignals, simulated_agent_ports
-from migd.sim.cluster_faults import NONE, Chances
-from migd.sim.cluster_time import run_virtually
+from migd.sim.cluster.faults import NONE, Chances
+from migd.sim.cluster.virtual_time import run_virtually
 from migd.sim.errors import SimulatedCrash
-from migd.sim.node_world import NodeSpec, SimulatedCluster
+from migd.sim.nodes.world import NodeSpec, SimulatedCluster
 
 Json = dict[str, Any]
 Change = Callable[[AgentPorts], AgentPorts]

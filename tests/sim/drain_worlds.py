@@ -15,8 +15,8 @@ from migd.kube.nodes import TAINT
 from migd.kube.owed import OWED
 from migd.kube.transport import Transport
 from migd.plans.partitions import Partition, Pod
-from migd.sim.cluster import SimRequest
-from migd.sim.cluster_faults import NONE, Chances
+from migd.sim.cluster.faults import NONE, Chances
+from migd.sim.cluster.server import SimRequest
 
 Json = dict[str, Any]
 SPACE = "team-a"

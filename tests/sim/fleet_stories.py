@@ -12,11 +12,11 @@ from whole.truth import counts_of, truth
 from whole.watching import Watching, ours_left
 
 from migd.plans.partitions import BlockerDoc
-from migd.sim import node_documents as documents
-from migd.sim.cluster import SimRequest
-from migd.sim.cluster_faults import Faults, Trouble, WatchTrouble
-from migd.sim.cluster_time import run_virtually
-from migd.sim.node_world import NodeSpec, Workload
+from migd.sim.cluster.faults import Faults, Trouble, WatchTrouble
+from migd.sim.cluster.server import SimRequest
+from migd.sim.cluster.virtual_time import run_virtually
+from migd.sim.nodes import documents
+from migd.sim.nodes.world import NodeSpec, Workload
 
 Json = dict[str, Any]
 DEPLOY = "nvidia.com/gpu.deploy."

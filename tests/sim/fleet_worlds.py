@@ -17,9 +17,9 @@ from migd.kube.transport import Transport
 from migd.mig.geometry import counts
 from migd.mig.transition import fit
 from migd.plans.partitions import Partition, partition_document, partition_of
-from migd.sim.cluster import SimCluster, SimRequest
-from migd.sim.cluster_faults import NONE, Chances, Faults
-from migd.sim.cluster_time import run_virtually
+from migd.sim.cluster.faults import NONE, Chances, Faults
+from migd.sim.cluster.server import SimCluster, SimRequest
+from migd.sim.cluster.virtual_time import run_virtually
 from migd_operator.reconciling import NAMESPACE, Operator, Setup
 
 Json = dict[str, Any]

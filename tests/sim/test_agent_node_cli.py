@@ -28,7 +28,7 @@ from aiohttp import web
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from migd.agent.locking import exclusive
-from migd.sim.cluster import SimCluster
+from migd.sim.cluster.server import SimCluster
 
 ROOT = Path(__file__).parents[2]
 NODE = "node-a"

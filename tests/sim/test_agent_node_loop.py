@@ -25,8 +25,8 @@ from migd.mig.geometry import Layout
 from migd.mig.operations import SetMode
 from migd.nvml.errors import VersionError
 from migd.plans.partitions import PartitionStatus
-from migd.sim.cluster_faults import Trouble
-from migd.sim.cluster_time import run_virtually
+from migd.sim.cluster.faults import Trouble
+from migd.sim.cluster.virtual_time import run_virtually
 from migd.sim.faults import Fault
 
 
@@ -621,7 +621,7 @@ async def test_a_node_that_goes_is_waited_for():
 @pytest.mark.parametrize("seed", range(40))
 def test_through_every_trouble_of_the_api_server_all_effects_are_done_once_and_calm_brings_rest(seed):
     async def main():
-        from migd.sim.cluster_faults import Chances
+        from migd.sim.cluster.faults import Chances
 
         node = Node("2xa100-80gb", seed, Chances(request=0.15, watch=0.1))
         steps = [

@@ -13,10 +13,10 @@ from agent_stations import Crashing, Station, away, play
 from migd.agent.node.looping import HungAgentError
 from migd.agent.store import RecordError
 from migd.nvml.errors import GpuError, HungError
-from migd.sim.cluster_faults import Chances, Trouble
+from migd.sim.cluster.faults import Chances, Trouble
 from migd.sim.faults import Fault
-from migd.sim.node_documents import pod_document
-from migd.sim.node_world import NodeSpec
+from migd.sim.nodes.documents import pod_document
+from migd.sim.nodes.world import NodeSpec
 
 SMALL, THREE, GPU = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb", "nvidia.com/gpu"
 CUT = {

@@ -14,7 +14,7 @@ from fleet import Fleet, plan
 from fleet_stories import DEPLOY, Scripted, clean, deployed, labels, layouts, node, play
 from whole.truth import truth
 
-from migd.sim.cluster_faults import Trouble, WatchTrouble
+from migd.sim.cluster.faults import Trouble, WatchTrouble
 from migd.sim.faults import Fault
 
 DATA = Path(__file__).parents[1] / "data"

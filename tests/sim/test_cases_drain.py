@@ -39,9 +39,9 @@ from fleet_stories import (
 )
 from whole.truth import truth
 
-from migd.sim.cluster import SimRequest
+from migd.sim.cluster.server import SimRequest
 from migd.sim.faults import Fault
-from migd.sim.node_world import Workload
+from migd.sim.nodes.world import Workload
 
 DATA = Path(__file__).parents[1] / "data"
 HALVES_CUT = {0: ["2g.12gb", "2g.12gb"]}

@@ -26,8 +26,8 @@ from fleet_stories import (
     uids,
 )
 
-from migd.sim.cluster_faults import Trouble, WatchTrouble
-from migd.sim.node_world import Workload
+from migd.sim.cluster.faults import Trouble, WatchTrouble
+from migd.sim.nodes.world import Workload
 
 HALVES_CUT = {0: ["2g.12gb", "2g.12gb"]}
 SMALL = {"profile": "1g.6gb", "count": 4}

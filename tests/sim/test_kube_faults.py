@@ -14,9 +14,9 @@ from migd.kube.cluster import ApiCluster, Identity
 from migd.kube.errors import ConflictError, MissingError
 from migd.kube.partitions import PARTITIONS
 from migd.kube.working import Worker
-from migd.sim.cluster import SimCluster
-from migd.sim.cluster_faults import Chances, Faults
-from migd.sim.cluster_time import run_virtually
+from migd.sim.cluster.faults import Chances, Faults
+from migd.sim.cluster.server import SimCluster
+from migd.sim.cluster.virtual_time import run_virtually
 
 AT = "/apis/migd.dev/v1alpha1/gpupartitions"
 APPLY = "application/apply-patch+yaml"

@@ -15,9 +15,9 @@ from migd.kube.leases import Claim, Held, HeldBy
 from migd.kube.queueing import Backoff
 from migd.kube.transport import Throttle
 from migd.kube.working import Worker
-from migd.sim.cluster import SimCluster
-from migd.sim.cluster_faults import Chances, Faults
-from migd.sim.cluster_time import DeadlockError, run_virtually
+from migd.sim.cluster.faults import Chances, Faults
+from migd.sim.cluster.server import SimCluster
+from migd.sim.cluster.virtual_time import DeadlockError, run_virtually
 
 STEADY = Backoff(first_s=1.0, most_s=8.0, jitter=0.0)
 

@@ -12,8 +12,8 @@ from fleet_worlds import API, World, played
 from unit.migd_operator.fleets import answered, gpu_name, remade
 
 from migd.plans.partitions import Pod
-from migd.sim.cluster import SimRequest
-from migd.sim.cluster_faults import Chances
+from migd.sim.cluster.faults import Chances
+from migd.sim.cluster.server import SimRequest
 
 HALVES = {"profile": "3g.40gb", "count": 2}
 SEEDS = 4

@@ -14,7 +14,7 @@ from migd.kube.nodes import TAINT
 from migd.kube.owed import OWED
 from migd.kube.transport import Transport
 from migd.plans.partitions import EvictionDoc, Pod
-from migd.sim.cluster import SimRequest
+from migd.sim.cluster.server import SimRequest
 
 HALVES = {"profile": "3g.40gb", "count": 2}
 GPU = gpu_name("n1", 0)

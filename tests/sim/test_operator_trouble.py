@@ -11,7 +11,7 @@ from typing import Any
 from fleet_worlds import World, played
 
 from migd.kube.following import TIMING
-from migd.sim.cluster_faults import Chances
+from migd.sim.cluster.faults import Chances
 from migd_operator.probing import HEARD_MAX_S, alive
 from migd_operator.reconciling import LEASE_S
 

@@ -14,8 +14,8 @@ from migd.kube.cluster import ApiCluster, Identity
 from migd.kube.leases import micro_time
 from migd.kube.nodes import NODES, TAINT, NodeChange
 from migd.kube.owed import OWED, PAUSED, pausing
-from migd.sim.cluster import Policy, SimCluster, SimRequest
-from migd.sim.cluster_time import run_virtually
+from migd.sim.cluster.server import Policy, SimCluster, SimRequest
+from migd.sim.cluster.virtual_time import run_virtually
 
 NAMESPACE = "migd-system"
 PLUGIN = "nvidia.com/gpu.deploy.device-plugin"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from migd.sim.files import CharDevice, File, Folder, Kernel, Link, driver_files
+from migd.sim.files.rooting import MARKER, Root, RootError
+from migd.sim.files.shown import CharDevice, File, Folder, Kernel, Link, driver_files
 from migd.sim.host import SimHost
-from migd.sim.rooting import MARKER, Root, RootError
 
 KERNEL = Kernel("Character devices:\n  1 mem\n")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who alone makes device nodes")

@@ -11,13 +11,13 @@ import pynvml
 import pytest
 
 from migd.sim import SimHost, SimulationError
-from migd.sim.cluster_time import VirtualLoop, run_virtually
+from migd.sim.cluster.virtual_time import VirtualLoop, run_virtually
 from migd.sim.faults import Fault
-from migd.sim.node_acting import Actor
-from migd.sim.node_carving import carve, clear
-from migd.sim.node_documents import node_of, pod_document, running
-from migd.sim.node_kubelet import KubeletDownError
-from migd.sim.node_world import NodeSpec, OverdueError, SimulatedCluster, Workload
+from migd.sim.nodes.acting import Actor
+from migd.sim.nodes.carving import carve, clear
+from migd.sim.nodes.documents import node_of, pod_document, running
+from migd.sim.nodes.kubelet import KubeletDownError
+from migd.sim.nodes.world import NodeSpec, OverdueError, SimulatedCluster, Workload
 
 SMALL, THREE, GPU = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb", "nvidia.com/gpu"
 CUT = {0: ["3g.40gb", "1g.10gb", "1g.10gb"]}

@@ -8,11 +8,11 @@ from contextlib import suppress
 
 import pynvml
 
-from migd.sim.cluster_time import run_virtually
+from migd.sim.cluster.virtual_time import run_virtually
 from migd.sim.errors import SimulationError
-from migd.sim.node_carving import carve, clear
-from migd.sim.node_documents import node_of, running
-from migd.sim.node_world import NodeSpec, SimulatedCluster, Workload
+from migd.sim.nodes.carving import carve, clear
+from migd.sim.nodes.documents import node_of, running
+from migd.sim.nodes.world import NodeSpec, SimulatedCluster, Workload
 
 CUT = {0: ["3g.40gb", "1g.10gb", "1g.10gb"]}
 NODES = (

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from migd.sim.cluster_time import run_virtually
-from migd.sim.node_acting import JSON
-from migd.sim.node_documents import node_of, pod_document, ready
-from migd.sim.node_world import NodeSpec, SimulatedCluster, Workload
+from migd.sim.cluster.virtual_time import run_virtually
+from migd.sim.nodes.acting import JSON
+from migd.sim.nodes.documents import node_of, pod_document, ready
+from migd.sim.nodes.world import NodeSpec, SimulatedCluster, Workload
 
 SMALL = "nvidia.com/mig-1g.10gb"
 NODES = tuple(NodeSpec(name, "2xa100-80gb", layout={0: ["1g.10gb"] * 3}) for name in ("n1", "n2"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from migd.sim.face_monitor import Nvml
+from migd.sim.face.monitor import Nvml
 from migd.sim.faults import ACTIONS
 from migd.sim.switches import PLACEMENTS, GpuSwitches, Switches
 

@@ -20,7 +20,7 @@ from staging import make, stranger
 
 from migd.mig.operations import SetMode
 from migd.sim import SimHost
-from migd.sim.node_devices import AdmissionError
+from migd.sim.nodes.devices import AdmissionError
 
 WITHIN_S = 20.0
 GPU, SMALL, LARGE = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"

@@ -27,9 +27,9 @@ from migd.mig.operations import (
     DestroyGpuInstance,
     SetMode,
 )
-from migd.sim.cluster_faults import Trouble, WatchTrouble
-from migd.sim.cluster_time import run_virtually
-from migd.sim.node_world import NodeSpec, Workload
+from migd.sim.cluster.faults import Trouble, WatchTrouble
+from migd.sim.cluster.virtual_time import run_virtually
+from migd.sim.nodes.world import NodeSpec, Workload
 
 BATCH = 50
 SEEDS = 5_000

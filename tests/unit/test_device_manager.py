@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from migd.sim.node_devices import GRACE_S, AdmissionError, DeviceManager, Held, Wants, advertised
+from migd.sim.nodes.devices import GRACE_S, AdmissionError, DeviceManager, Held, Wants, advertised
 
 GPU, SMALL, WHOLE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-7g.40gb"
 EIGHT = [f"GPU-{n}" for n in range(8)]

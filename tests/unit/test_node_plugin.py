@@ -6,7 +6,7 @@ import pynvml
 import pytest
 
 from migd.sim import SimHost
-from migd.sim.node_plugin import (
+from migd.sim.nodes.plugin import (
     DevicePlugin,
     PluginConfig,
     PluginError,

@@ -20,7 +20,7 @@ from migd.kube.ports import Cluster
 from migd.kubelet.ports import KubeletError, PodDevices, PodResources
 from migd.nvml.gpus import NvmlGpus
 from migd.sim.host import SimHost
-from migd.sim.node_kubelet import Kubelet, KubeletDownError
+from migd.sim.nodes.kubelet import Kubelet, KubeletDownError
 
 T = TypeVar("T")
 

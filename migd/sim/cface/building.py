@@ -16,7 +16,7 @@ from typing import Final
 from migd.sim.cface.handlers import ARRAYS, HANDLERS
 from migd.sim.cface.header import NoHeaderError, find_compiler, find_header, read_header
 from migd.sim.cface.shim import source
-from migd.sim.face_system import ERROR_TEXTS
+from migd.sim.face.system import ERROR_TEXTS
 
 NAME: Final = "libnvidia-ml.so.1"
 _FLAGS: Final = (

@@ -8,8 +8,8 @@ from typing import Final
 from migd.sim.cface.installing import place
 from migd.sim.cface.serving import Server
 from migd.sim.cface.smi import nvidia_smi
+from migd.sim.files.rooting import Root
 from migd.sim.host import SimHost
-from migd.sim.rooting import Root
 
 NVIDIA_SMI: Final = "usr/bin/nvidia-smi"
 

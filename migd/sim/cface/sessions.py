@@ -12,8 +12,8 @@ import pynvml
 from migd.sim import processes
 from migd.sim.core import Core
 from migd.sim.driver import refusal
-from migd.sim.face import Target
-from migd.sim.face_monitor import Nvml
+from migd.sim.face.calling import Target
+from migd.sim.face.monitor import Nvml
 from migd.sim.machine import Machine
 
 KINDS: Final = ("gpu", "gi", "ci", "mig", "set")

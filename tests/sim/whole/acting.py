@@ -11,12 +11,12 @@ import pynvml
 from fleet import Fleet, plan
 from processes import OPERATOR
 
-from migd.sim.cluster_faults import NONE, Chances, Faults, Trouble, WatchTrouble
+from migd.sim.cluster.faults import NONE, Chances, Faults, Trouble, WatchTrouble
 from migd.sim.errors import SimulatedCrash, SimulationError
 from migd.sim.faults import Fault
-from migd.sim.node_carving import carve, clear
-from migd.sim.node_documents import running
-from migd.sim.node_world import SimNode, Workload
+from migd.sim.nodes.carving import carve, clear
+from migd.sim.nodes.documents import running
+from migd.sim.nodes.world import SimNode, Workload
 from whole.disrupting import Disrupting
 from whole.drawing import CALLS, CUTS, Act, Tale, instances
 

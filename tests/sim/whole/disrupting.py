@@ -8,9 +8,9 @@ from typing import Any
 
 from fleet import Fleet
 
-from migd.sim.cluster_fields import copied
-from migd.sim.node_documents import owner_uid
-from migd.sim.node_world import SimNode, SimulatedCluster
+from migd.sim.cluster.fields import copied
+from migd.sim.nodes.documents import owner_uid
+from migd.sim.nodes.world import SimNode, SimulatedCluster
 from whole.drains import budget, rules
 from whole.drawing import Tale
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Any, Final
 
-from migd.sim.node_documents import pod_document
-from migd.sim.node_world import NodeSpec, Workload
+from migd.sim.nodes.documents import pod_document
+from migd.sim.nodes.world import NodeSpec, Workload
 
 KEPT: Final = {"example.com/keep": "yes"}
 """Labels of pods that some plans protect."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from migd.sim.cluster_faults import Chances
-from migd.sim.node_world import NodeSpec, Workload
+from migd.sim.cluster.faults import Chances
+from migd.sim.nodes.world import NodeSpec, Workload
 from whole.drains import DRAIN_ACTS, DRAIN_S, budgets, rules, services, unmanaged
 
 CUTS: Final[dict[str, tuple[dict[str, int], ...]]] = {

@@ -12,8 +12,8 @@ from migd.mig.transition import Refusal, transition
 from migd.plans.partitions import Partition
 from migd.plans.plan import plan_of
 from migd.plans.wishes import Refused, Wish, resolve
-from migd.sim.node_documents import labels_of, running
-from migd.sim.node_world import SimNode
+from migd.sim.nodes.documents import labels_of, running
+from migd.sim.nodes.world import SimNode
 from whole.acting import PLAN, Acting
 from whole.truth import GpuTruth, as_wished, offered, rule_of, truth
 from whole.watching import Watching, ours_left

@@ -18,10 +18,10 @@ from migd.kube.nodes import TAINT
 from migd.kube.owed import OWED
 from migd.plans.partitions import Partition
 from migd.plans.wishes import Wish, resolve
-from migd.sim.cluster import SimRequest
-from migd.sim.cluster_budgets import budgets_of
-from migd.sim.cluster_entries import Happened
-from migd.sim.node_documents import node_of, terminal
+from migd.sim.cluster.budgets import budgets_of
+from migd.sim.cluster.entries import Happened
+from migd.sim.cluster.server import SimRequest
+from migd.sim.nodes.documents import node_of, terminal
 from whole.truth import GpuTruth, as_wished, astray, rule_of, truth
 
 LATE_S: Final = 12.0

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from fleet import Fleet, plan
 
-from migd.sim.cluster import SimRequest
-from migd.sim.cluster_time import run_virtually
-from migd.sim.node_world import OverdueError
+from migd.sim.cluster.server import SimRequest
+from migd.sim.cluster.virtual_time import run_virtually
+from migd.sim.nodes.world import OverdueError
 from whole.acting import PLAN, Acting, Strikes, Weather, act_out
 from whole.drawing import Tale, tale
 from whole.ending import check, settled

@@ -12,8 +12,8 @@ from migd.plans.plan import GpuSelector, Rule
 from migd.plans.wishes import Wish
 from migd.sim.host import SimHost
 from migd.sim.machine import Gpu
-from migd.sim.node_plugin import device_of
-from migd.sim.node_world import SimNode
+from migd.sim.nodes.plugin import device_of
+from migd.sim.nodes.world import SimNode
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from migd.mig.operations import Operation
 from migd.mig.transition import Refusal, transition
 from migd.plans.partitions import Partition, partition_of
 from migd.plans.wishes import Wish, resolve
-from migd.sim.cluster import SimRequest
-from migd.sim.cluster_entries import Happened
-from migd.sim.cluster_kinds import SimKind
-from migd.sim.node_documents import node_of, wants_of
-from migd.sim.node_world import SimNode
+from migd.sim.cluster.entries import Happened
+from migd.sim.cluster.kinds import SimKind
+from migd.sim.cluster.server import SimRequest
+from migd.sim.nodes.documents import node_of, wants_of
+from migd.sim.nodes.world import SimNode
 from migd_operator.reconciling import NAMESPACE
 from whole.evicted import Evictions, stays
 from whole.truth import GpuTruth, rule_of, truth

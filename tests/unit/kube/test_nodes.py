@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from migd.kube.caches import Reader
 from migd.kube.nodes import NODES, NodeChange, operations
 from migd.kube.stored import Interner
-from migd.sim.cluster_patches import PatchError, patched
+from migd.sim.cluster.patches import PatchError, patched
 
 OURS = {"key": "migd.dev/changing", "effect": "NoSchedule"}
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from migd.kube.ownership import NOTHING_APPLIED, applied, wanted
-from migd.sim import cluster_fields as fields
-from migd.sim.cluster_fields import Owner
+from migd.sim.cluster import fields
+from migd.sim.cluster.fields import Owner
 
 MAPS = {("status", "conditions"): ("type",), ("status", "evictions"): ("podUID", "transaction")}
 ME, OTHER = Owner("me", "Apply", "status"), Owner("other", "Apply", "status")

@@ -20,7 +20,7 @@ from migd.kube.errors import (
     UnavailableError,
 )
 from migd.plans.plan import Disruption
-from migd.sim.cluster_time import run_virtually
+from migd.sim.cluster.virtual_time import run_virtually
 from migd_operator.draining import Evictor
 from migd_operator.evicting import Ask
 from migd_operator.facts import Answer

@@ -17,7 +17,7 @@ from unit.migd_operator.fleets import NOW, remade
 
 from migd.kube.errors import BudgetError, UnavailableError
 from migd.plans.partitions import Partition
-from migd.sim.cluster_time import run_virtually
+from migd.sim.cluster.virtual_time import run_virtually
 from migd_operator.draining import Evictor
 from migd_operator.evicting import Evictions, evictions_of
 from migd_operator.facts import PlanFacts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from migd.sim.files import CharDevice, File, Folder, Kernel, Link, capability_minor, driver_files, fingerprint
+from migd.sim.files.shown import CharDevice, File, Folder, Kernel, Link, capability_minor, driver_files, fingerprint
 from migd.sim.host import SimHost
 
 KERNEL = Kernel(

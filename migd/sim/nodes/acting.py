@@ -10,11 +10,11 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from migd.sim.cluster import SimCluster
-from migd.sim.cluster_entries import Entry, Happened
-from migd.sim.cluster_fields import Json
-from migd.sim.cluster_kinds import SimKind
-from migd.sim.cluster_store import BY_PLURAL
+from migd.sim.cluster.entries import Entry, Happened
+from migd.sim.cluster.fields import Json
+from migd.sim.cluster.kinds import SimKind
+from migd.sim.cluster.server import SimCluster
+from migd.sim.cluster.store import BY_PLURAL
 
 JSON: Final = "application/json"
 MERGE: Final = "application/merge-patch+json"

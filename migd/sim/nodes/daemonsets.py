@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from migd.sim import node_documents as documents
-from migd.sim.cluster_entries import Happened
-from migd.sim.cluster_fields import Json, copied
-from migd.sim.node_acting import Actor, Stage
+from migd.sim.cluster.entries import Happened
+from migd.sim.cluster.fields import Json, copied
+from migd.sim.nodes import documents
+from migd.sim.nodes.acting import Actor, Stage
 
 ONLY_ON: Final = "sim.migd.dev/nodes"
 """Names of nodes, joined by commas: the others do not count for this DaemonSet. Stands for affinities."""
@@ -116,7 +116,7 @@ def daemonset(
     selector: dict[str, str] | None = None,
     only_on: tuple[str, ...] = (),
 ) -> Json:
-    """A DaemonSet of one container that runs one of `node_programs`."""
+    """A DaemonSet of one container that runs one of `programs`."""
     spec: Json = {"containers": [{"name": container, "image": "none"}], "tolerations": list(tolerations)}
     if selector:
         spec["nodeSelector"] = selector

@@ -14,14 +14,13 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from migd.sim import cluster_fields as fields
-from migd.sim import cluster_pods as pods
-from migd.sim.cluster_answers import Refusal, Target, matcher
-from migd.sim.cluster_deleting import deleting, released, text_of
-from migd.sim.cluster_entries import Entry, Happened, Key, Listener, Outcome, Shelf
-from migd.sim.cluster_fields import Json, Owner, Owners, copied
-from migd.sim.cluster_kinds import KINDS, SimKind, filled_in
-from migd.sim.cluster_patches import PatchError, merge_patched, patched
+from migd.sim.cluster import fields, pods
+from migd.sim.cluster.answers import Refusal, Target, matcher
+from migd.sim.cluster.deleting import deleting, released, text_of
+from migd.sim.cluster.entries import Entry, Happened, Key, Listener, Outcome, Shelf
+from migd.sim.cluster.fields import Json, Owner, Owners, copied
+from migd.sim.cluster.kinds import KINDS, SimKind, filled_in
+from migd.sim.cluster.patches import PatchError, merge_patched, patched
 
 _PATHS_KEPT: Final = 4096
 BY_PLURAL: Final = {kind.plural: kind for kind in KINDS}

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from migd.sim import node_documents as documents
-from migd.sim.cluster_entries import Happened
-from migd.sim.cluster_fields import Json
-from migd.sim.node_acting import Actor, Stage
+from migd.sim.cluster.entries import Happened
+from migd.sim.cluster.fields import Json
+from migd.sim.nodes import documents
+from migd.sim.nodes.acting import Actor, Stage
 
 LAGS: Final = ((0.8, 0.003), (0.97, 0.12), (1.0, 1.5))
 """How often, added up, hearing of a node takes up to so many seconds."""

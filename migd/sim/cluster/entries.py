@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from migd.sim import cluster_fields as fields
-from migd.sim.cluster_fields import Json, Owners, copied
-from migd.sim.cluster_kinds import SimKind
+from migd.sim.cluster import fields
+from migd.sim.cluster.fields import Json, Owners, copied
+from migd.sim.cluster.kinds import SimKind
 
 Key = tuple[str, str]
 """Namespace ("" for none) and name."""

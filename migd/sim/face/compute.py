@@ -11,8 +11,8 @@ import pynvml
 from migd.sim import driver
 from migd.sim.catalog import ComputeProfile, SimProfile
 from migd.sim.driver import refusal
-from migd.sim.face import Device, call
-from migd.sim.face_mig import Mig, _fill_handles, _fill_places, _gi, _place
+from migd.sim.face.calling import Device, call
+from migd.sim.face.mig import Mig, _fill_handles, _fill_places, _gi, _place
 from migd.sim.machine import ComputeInstance
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from migd.sim.cluster_fields import Json
-from migd.sim.node_daemonsets import daemonset
+from migd.sim.cluster.fields import Json
+from migd.sim.nodes.daemonsets import daemonset
 
 _GPU_TAINT: Final = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 _CRITICAL: Final = {"key": "CriticalAddonsOnly", "operator": "Exists"}

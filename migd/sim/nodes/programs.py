@@ -14,9 +14,9 @@ import pynvml
 from migd.sim.errors import HangError, SimulationError
 from migd.sim.host import SimHost
 from migd.sim.machine import Gpu
-from migd.sim.node_acting import Actor
-from migd.sim.node_devices import DeviceManager
-from migd.sim.node_plugin import RETRY_S, DevicePlugin, PluginConfig, PluginError, device_of, preferred
+from migd.sim.nodes.acting import Actor
+from migd.sim.nodes.devices import DeviceManager
+from migd.sim.nodes.plugin import RETRY_S, DevicePlugin, PluginConfig, PluginError, device_of, preferred
 
 FEATURES_S: Final = 60.0
 _MONITOR: Final = "nv-hostengine"

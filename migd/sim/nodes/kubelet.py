@@ -1,6 +1,6 @@
 """The kubelet of a simulated node: it admits, runs and ends the pods that are bound to it, and tells of the node.
 
-Source: kubelet 1.37, as measured on a real node; times are drawn by seed. What it does to devices is `node_devices`'.
+Source: kubelet 1.37, as measured on a real node; times are drawn by seed. What it does to devices is `devices`'.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from migd.sim import node_documents as documents
-from migd.sim.cluster_entries import Happened
-from migd.sim.cluster_fields import Json
+from migd.sim.cluster.entries import Happened
+from migd.sim.cluster.fields import Json
 from migd.sim.host import SimHost
-from migd.sim.node_acting import Actor, Stage
-from migd.sim.node_devices import AdmissionError, DeviceManager, Held
-from migd.sim.node_plugin import PluginConfig
-from migd.sim.node_programs import PROGRAMS, Program, ProgramError, Sandbox
-from migd.sim.node_statuses import Telling
-from migd.sim.node_strangers import MigManager
+from migd.sim.nodes import documents
+from migd.sim.nodes.acting import Actor, Stage
+from migd.sim.nodes.devices import AdmissionError, DeviceManager, Held
+from migd.sim.nodes.plugin import PluginConfig
+from migd.sim.nodes.programs import PROGRAMS, Program, ProgramError, Sandbox
+from migd.sim.nodes.statuses import Telling
+from migd.sim.nodes.strangers import MigManager
 
 BACKOFF_S: Final = (10.0, 20.0, 40.0, 80.0, 160.0, 300.0)
 

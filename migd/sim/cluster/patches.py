@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from migd.sim.cluster_fields import Json, copied
+from migd.sim.cluster.fields import Json, copied
 
 
 class PatchError(Exception):

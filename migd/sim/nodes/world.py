@@ -7,24 +7,24 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from migd.sim import node_documents as documents
-from migd.sim.cluster import Policy, SimCluster
-from migd.sim.cluster_faults import Faults
-from migd.sim.cluster_fields import Json
-from migd.sim.cluster_kinds import KINDS
-from migd.sim.cluster_time import VirtualLoop
+from migd.sim.cluster.faults import Faults
+from migd.sim.cluster.fields import Json
+from migd.sim.cluster.kinds import KINDS
+from migd.sim.cluster.server import Policy, SimCluster
+from migd.sim.cluster.virtual_time import VirtualLoop
 from migd.sim.host import SimHost
-from migd.sim.node_acting import Actor, Stage
-from migd.sim.node_carving import carve
-from migd.sim.node_daemonsets import DaemonSets
-from migd.sim.node_disruptions import Disruptions, Namespaces
-from migd.sim.node_kubelet import Kubelet
-from migd.sim.node_lifecycle import Lifecycle
-from migd.sim.node_plugin import PluginConfig
-from migd.sim.node_scheduler import Scheduler
-from migd.sim.node_stacks import STYLES, stack
-from migd.sim.node_strangers import Admin, GpuOperator
-from migd.sim.node_workloads import Workload, Workloads
+from migd.sim.nodes import documents
+from migd.sim.nodes.acting import Actor, Stage
+from migd.sim.nodes.carving import carve
+from migd.sim.nodes.daemonsets import DaemonSets
+from migd.sim.nodes.disruptions import Disruptions, Namespaces
+from migd.sim.nodes.kubelet import Kubelet
+from migd.sim.nodes.lifecycle import Lifecycle
+from migd.sim.nodes.plugin import PluginConfig
+from migd.sim.nodes.scheduler import Scheduler
+from migd.sim.nodes.stacks import STYLES, stack
+from migd.sim.nodes.strangers import Admin, GpuOperator
+from migd.sim.nodes.workloads import Workload, Workloads
 
 _HEARTBEATS: Final = ("nodes/status", "leases")
 
@@ -35,7 +35,7 @@ class OverdueError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """One node. gpus: a machine as SimHost takes it. style: see node_stacks.STYLES. strategy: of its device plugin.
+    """One node. gpus: a machine as SimHost takes it. style: see stacks.STYLES. strategy: of its device plugin.
 
     layout: GPU index -> instances it starts with, as "3g.40gb" or "3g.40gb@4"; an empty list: MIG on. replicas,
     empty_mig_fails: see PluginConfig. mig_manager: it runs too, and where the style is operator, with the label

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from migd.sim.cluster_fields import Json
+from migd.sim.cluster.fields import Json
 
 _TERMINAL: Final = ("Succeeded", "Failed")
 _OWN_GRACE_S: Final = 30

@@ -7,12 +7,12 @@ from typing import Final
 
 import pynvml
 
-from migd.sim.cluster_entries import Happened
+from migd.sim.cluster.entries import Happened
 from migd.sim.errors import SimulationError
-from migd.sim.node_acting import Actor, Stage
-from migd.sim.node_carving import clear, fill, set_mode
-from migd.sim.node_documents import labels_of
-from migd.sim.node_programs import Idle, Sandbox
+from migd.sim.nodes.acting import Actor, Stage
+from migd.sim.nodes.carving import clear, fill, set_mode
+from migd.sim.nodes.documents import labels_of
+from migd.sim.nodes.programs import Idle, Sandbox
 
 CLIENTS: Final = ("device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter")
 _PAUSED: Final = "paused-for-mig-change"

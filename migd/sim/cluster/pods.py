@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from migd.sim.cluster_answers import Refusal, Target, status
-from migd.sim.cluster_budgets import budgets_of, healthy
-from migd.sim.cluster_deleting import text_of
-from migd.sim.cluster_fields import Json, copied
+from migd.sim.cluster.answers import Refusal, Target, status
+from migd.sim.cluster.budgets import budgets_of, healthy
+from migd.sim.cluster.deleting import text_of
+from migd.sim.cluster.fields import Json, copied
 
 if TYPE_CHECKING:
-    from migd.sim.cluster_store import Store
+    from migd.sim.cluster.store import Store
 
 _FREE: Final = ("Succeeded", "Failed", "Pending", "")
 """Phases in which a pod is evicted whatever a budget says."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from migd.sim import node_documents as documents
-from migd.sim.cluster_entries import Happened
-from migd.sim.cluster_fields import Json
-from migd.sim.node_acting import Actor, Stage
+from migd.sim.cluster.entries import Happened
+from migd.sim.cluster.fields import Json
+from migd.sim.nodes import documents
+from migd.sim.nodes.acting import Actor, Stage
 
 _API: Final = {"ReplicaSet": ("apps/v1", "replicasets"), "Job": ("batch/v1", "jobs")}
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
-from migd.sim.cluster_deleting import time_of
-from migd.sim.cluster_fields import Json
+from migd.sim.cluster.deleting import time_of
+from migd.sim.cluster.fields import Json
 
 FORGOTTEN_AFTER: Final = timedelta(minutes=2)
 """So long a budget counts a pod as gone whose eviction was let through; then it must have begun to go."""

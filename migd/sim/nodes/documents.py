@@ -9,11 +9,11 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from migd.sim.cluster_fields import Json
-from migd.sim.node_devices import Wants
+from migd.sim.cluster.fields import Json
+from migd.sim.nodes.devices import Wants
 
 PROGRAM: Final = "sim.migd.dev/program"
-"""What its containers do: compute (what who holds devices does by itself), idle, or one of node_programs."""
+"""What its containers do: compute (what who holds devices does by itself), idle, or one of `programs`."""
 LASTS_S: Final = "sim.migd.dev/lasts-s"
 """It ends by itself, and well, so long after it began to run."""
 CRASHES_AFTER_S: Final = "sim.migd.dev/crashes-after-s"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from migd.sim import node_documents as documents
-from migd.sim.cluster_entries import Happened
-from migd.sim.cluster_fields import Json
-from migd.sim.node_acting import Actor, Stage
-from migd.sim.node_kubelet import Kubelet
+from migd.sim.cluster.entries import Happened
+from migd.sim.cluster.fields import Json
+from migd.sim.nodes import documents
+from migd.sim.nodes.acting import Actor, Stage
+from migd.sim.nodes.kubelet import Kubelet
 
 SILENT_S: Final = 40.0
 """A node whose kubelet was not heard of for so long is told to be unreachable."""

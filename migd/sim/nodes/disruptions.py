@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from migd.sim.cluster_budgets import budgets_of, counted
-from migd.sim.cluster_entries import Happened
-from migd.sim.cluster_fields import Json
-from migd.sim.node_acting import Actor, Stage
+from migd.sim.cluster.budgets import budgets_of, counted
+from migd.sim.cluster.entries import Happened
+from migd.sim.cluster.fields import Json
+from migd.sim.nodes.acting import Actor, Stage
 
 LAG_S: Final = (0.01, 0.2)
 """So long after a change a budget is counted again; 0.03 s was seen where little happened."""

@@ -13,8 +13,8 @@ from migd.sim import driver, placing
 from migd.sim.catalog import SimProfile
 from migd.sim.driver import refusal
 from migd.sim.errors import SimulationError
-from migd.sim.face import Device, call
-from migd.sim.face_system import System
+from migd.sim.face.calling import Device, call
+from migd.sim.face.system import System
 from migd.sim.machine import Gpu, GpuInstance
 
 _ARRAY = ctypes.Array

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from migd.sim.cluster_fields import ListMaps
+from migd.sim.cluster.fields import ListMaps
 
 Json = dict[str, Any]
 Check = Callable[[Json, Json | None], tuple[str, ...]]

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from migd.sim.cluster_answers import Refusal, Target, matcher, status
-from migd.sim.cluster_entries import Entry, Happened, Listener, Outcome
-from migd.sim.cluster_faults import Faults, Trouble, WatchTrouble
-from migd.sim.cluster_fields import Json, copied
-from migd.sim.cluster_kinds import KINDS, SimKind
-from migd.sim.cluster_store import Answer, Store
+from migd.sim.cluster.answers import Refusal, Target, matcher, status
+from migd.sim.cluster.entries import Entry, Happened, Listener, Outcome
+from migd.sim.cluster.faults import Faults, Trouble, WatchTrouble
+from migd.sim.cluster.fields import Json, copied
+from migd.sim.cluster.kinds import KINDS, SimKind
+from migd.sim.cluster.store import Answer, Store
 
 BOOKMARK_S: Final = 60.0
 _START: Final = datetime(2026, 1, 1, tzinfo=UTC)

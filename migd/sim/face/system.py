@@ -11,7 +11,7 @@ import pynvml
 
 from migd.sim import driver, processes
 from migd.sim.driver import refusal
-from migd.sim.face import Device, Face, call
+from migd.sim.face.calling import Device, Face, call
 from migd.sim.machine import Client, Gpu, Machine
 
 ERROR_TEXTS = {

@@ -10,8 +10,8 @@ import pynvml
 
 from migd.sim import driver, processes
 from migd.sim.driver import refusal
-from migd.sim.face import Device, call
-from migd.sim.face_compute import Compute
+from migd.sim.face.calling import Device, call
+from migd.sim.face.compute import Compute
 from migd.sim.machine import Gpu
 
 _TURING = 6

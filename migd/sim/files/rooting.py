@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from migd.sim.errors import SimulationError
-from migd.sim.files import CharDevice, File, Folder, Kernel, Link, Node, driver_files, fingerprint
+from migd.sim.files.shown import CharDevice, File, Folder, Kernel, Link, Node, driver_files, fingerprint
 from migd.sim.machine import Machine
 
 MARKER: Final = ".migd-driver-root"

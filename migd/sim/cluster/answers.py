@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from migd.sim.cluster_fields import Json
-from migd.sim.cluster_kinds import SimKind
+from migd.sim.cluster.fields import Json
+from migd.sim.cluster.kinds import SimKind
 
 _REASONS: Final = {
     400: "BadRequest",

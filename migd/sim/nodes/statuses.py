@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from migd.sim.cluster_fields import Json
-from migd.sim.node_devices import advertised
-from migd.sim.node_documents import ready, resources_in
+from migd.sim.cluster.fields import Json
+from migd.sim.nodes.devices import advertised
+from migd.sim.nodes.documents import ready, resources_in
 
 if TYPE_CHECKING:
-    from migd.sim.node_kubelet import Kubelet
+    from migd.sim.nodes.kubelet import Kubelet
 
 STATUS_S: Final = 10.0
 """So often the kubelet looks whether the node's status has changed."""
