@@ -69,24 +69,28 @@ def device_plugin(style: Style, ways: Ways) -> list[Json]:
     container["securityContext"] = {"privileged": True}
     _mount(template, "driver-root", DRIVER, ROOT, "HostToContainer")
     _mount(template, "cdi-root", CDI, CDI)
-    container["volumeMounts"].append({"name": "config", "mountPath": "/config"})
-    template["volumes"].append({"name": "config", "configMap": {"name": _CONFIG}})
-    return [namespace, plugin_config(style, ways), daemons]
+    return [namespace, _configured(style, template, ways), daemons]
 
 
-_CONFIG: Final = "nvidia-plugin-configs"
-
-
-def plugin_config(style: Style, ways: Ways) -> Json:
-    """The configuration of plugin and feature discovery, which is read at their start and on SIGHUP."""
+def configuration(ways: Ways) -> Json:
+    """What device plugin and feature discovery are told; they read it at their start and on SIGHUP."""
     shared = [{"name": name, "replicas": number} for name, number in ways.shares.items()]
     config: Json = {"version": "v1", "flags": {"migStrategy": ways.strategy}}
     if shared:  # a list without any is refused
         config["sharing"] = {"timeSlicing": {"resources": shared}}
+    return config
+
+
+def config_map(style: Style, container: str, config: Json) -> Json:
+    """Where a program, by its container's name, finds what it is told.
+
+    A chart gives all of them the same one. Here each has its own, since any of them may be started anew by itself, and
+    tests give a wrong one to one alone.
+    """
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": _CONFIG, "namespace": style.namespace},
+        "metadata": {"name": f"{container}-config", "namespace": style.namespace},
         "data": {"config.yaml": json.dumps(config)},
     }
 
@@ -111,7 +115,6 @@ def feature_discovery(style: Style, ways: Ways, server: tuple[str, int]) -> list
             _field("POD_NAME", "metadata.name"),
         ],
         "securityContext": {"privileged": True},
-        "volumeMounts": [{"name": "config", "mountPath": "/config"}],
     }
     template: Json = {
         "serviceAccountName": name,
@@ -121,7 +124,7 @@ def feature_discovery(style: Style, ways: Ways, server: tuple[str, int]) -> list
         "priorityClassName": "system-node-critical",
         "terminationGracePeriodSeconds": 5,
         "containers": [container],
-        "volumes": [{"name": "config", "configMap": {"name": _CONFIG}}],
+        "volumes": [],
     }
     _mount(template, "driver-root", DRIVER, ROOT, "HostToContainer")
     _mount(template, "host-sys", f"{DRIVER}/sys", "/sys")
@@ -135,7 +138,7 @@ def feature_discovery(style: Style, ways: Ways, server: tuple[str, int]) -> list
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]},
     ]
     account = _account(name, style.namespace, rules)
-    return [*account, _daemons(name, style.namespace, labels, template)]
+    return [*account, _configured(style, template, ways), _daemons(name, style.namespace, labels, template)]
 
 
 def nfd(server: tuple[str, int], port: int) -> list[Json]:
@@ -211,6 +214,15 @@ def _field(name: str, path: str) -> Json:
 def _found(server: tuple[str, int]) -> dict[str, str]:
     """How a pod finds the API server where there is no kube-proxy."""
     return {"KUBERNETES_SERVICE_HOST": server[0], "KUBERNETES_SERVICE_PORT": str(server[1])}
+
+
+def _configured(style: Style, template: dict[str, Any], ways: Ways) -> Json:
+    """Let the only container of a pod have its configuration; the ConfigMap with that."""
+    (container,) = template["containers"]
+    found = config_map(style, container["name"], configuration(ways))
+    container.setdefault("volumeMounts", []).append({"name": "config", "mountPath": "/config"})
+    template["volumes"].append({"name": "config", "configMap": {"name": found["metadata"]["name"]}})
+    return found
 
 
 def _mount(template: dict[str, Any], name: str, host: str, inside: str, propagation: str = "None") -> None:

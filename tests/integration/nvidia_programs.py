@@ -7,6 +7,7 @@ from typing import Final
 from controlplane.api import Json
 from controlplane.deploying import applied
 from controlplane.real_clusters import RealCluster
+from controlplane.real_nvidia import config_map
 
 PLUGIN: Final = "nvidia-device-plugin-ctr"
 DISCOVERY: Final = "gpu-feature-discovery-ctr"
@@ -37,9 +38,9 @@ def pids(real_cluster: RealCluster, container: str) -> set[int]:
 
 
 def configured(real_cluster: RealCluster, config: Json, *containers: str) -> None:
-    """Apply this ConfigMap of NVIDIA's programs, and have these of them start with it."""
-    applied(real_cluster.plane, [config], "the configuration of NVIDIA's programs")
+    """Tell these programs of NVIDIA's this, and have them start with it."""
     for container in containers:
+        applied(real_cluster.plane, [config_map(real_cluster.style, container, config)], f"what {container} is told")
         for pod in pods_of(real_cluster, container).values():
             metadata = pod["metadata"]
             gone = real_cluster.kubectl("delete", "pod", "-n", metadata["namespace"], metadata["name"])

@@ -274,7 +274,7 @@ def test_h13_a_pod_that_crashes_over_and_over_keeps_its_device_and_counts_as_unw
     helm.wait_counted(name, currentHealthy=0, expectedPods=1)
     assert helm.evict(crashing).code == 429
     helm.budget(name, 2, unhealthyPodEvictionPolicy="AlwaysAllow")
-    assert helm.evict(crashing).code == 201
+    assert until(lambda: helm.evict(crashing).code == 201, WITHIN_S), "429 only where the pod changes at that moment"
     assert until(lambda: crashing not in helm.pods_of(name), WITHIN_S)
     helm.retire(name)
 

@@ -1,12 +1,11 @@
 """NVIDIA's own device plugin is broken while migd changes the GPUs of a real node: what is told, and nothing twice.
 
-The plugin alone is given another configuration, as by an admin's mistake: feature discovery goes on with the one that
-it has read. The agent's clock runs faster, so that it gives up waiting for the plugin after 45 seconds.
+The plugin alone is given another configuration, as by an admin's mistake: feature discovery keeps its own. The agent's
+clock runs faster, so that it gives up waiting for the plugin after 45 seconds.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from typing import Final
 import pytest
 from controlplane.api import Json
 from controlplane.real_clusters import NODE, RealCluster
-from controlplane.real_nvidia import Ways, plugin_config
 from controlplane.real_overlays import deployment
 from integration.acting import (
     HALF,
@@ -51,13 +49,6 @@ _CHANGES: Final = (
     "nvmlGpuInstanceCreateComputeInstance",
     "nvmlDeviceSetMigMode",
 )
-
-
-def given(real_cluster: RealCluster, config: Json, *containers: str) -> None:
-    """Give these programs this configuration; by default the plugin alone."""
-    document = plugin_config(real_cluster.style, Ways())
-    document["data"]["config.yaml"] = json.dumps(config)
-    configured(real_cluster, document, *(containers or (PLUGIN,)))
 
 
 def strategy(name: str) -> Json:
@@ -114,7 +105,7 @@ def told(real_cluster: RealCluster, *resources: str) -> None:
 
 def mended(real_cluster: RealCluster) -> None:
     """Give the plugin the right configuration again: nothing else is done, and all is well by itself."""
-    given(real_cluster, strategy("mixed"))
+    configured(real_cluster, strategy("mixed"), PLUGIN)
     ready(real_cluster, "real")
     assert {said_of(real_cluster, NODE, kind) for kind in ("Advertised", "Ready")} == {("True", "AsWished")}
     assert real_cluster.node()["metadata"]["labels"]["migd.dev/state"] == "ready"
@@ -129,7 +120,7 @@ def same(real_cluster: RealCluster, kept: list[dict[str, object]]) -> None:
 def test_a_plugin_that_crashes_at_each_start_is_told_of_and_the_gpus_are_changed_once(
     real_cluster: RealCluster, kept: list[dict[str, object]]
 ):
-    given(real_cluster, {"version": "v9"})
+    configured(real_cluster, {"version": "v9"}, PLUGIN)
     eventually(lambda: sum(restarts_of(real_cluster, PLUGIN).values()) > 0, True)
     with changed_once(real_cluster, destroyed=2, created=8):
         edit(real_cluster, "real", rules=[SMALL])
@@ -152,7 +143,7 @@ def test_a_plugin_that_refuses_what_strategy_single_cannot_offer_is_told_of_and_
     real_cluster: RealCluster, kept: list[dict[str, object]]
 ):
     """The strategy was changed behind our back: the node's label still says mixed, so nothing spoke against it."""
-    given(real_cluster, strategy("single"))
+    configured(real_cluster, strategy("single"), PLUGIN)
     eventually(lambda: real_cluster.allocatable().get(GPU), 14)
     with changed_once(real_cluster, destroyed=4, created=2):
         edit(real_cluster, "real", rules=[MIXED])
@@ -168,7 +159,7 @@ def test_a_plugin_with_an_old_configuration_that_knows_of_no_mig_is_told_of_and_
     real_cluster: RealCluster, kept: list[dict[str, object]]
 ):
     """It is well in its own eyes, and offers whole GPUs that nobody can use as such."""
-    given(real_cluster, strategy("none"))
+    configured(real_cluster, strategy("none"), PLUGIN)
     eventually(lambda: real_cluster.allocatable().get(GPU), 2)
     with changed_once(real_cluster, destroyed=2, created=4):
         edit(real_cluster, "real", rules=[SMALL])
@@ -183,7 +174,7 @@ def test_a_plugin_with_an_old_configuration_that_knows_of_no_mig_is_told_of_and_
 def test_a_plan_that_strategy_single_cannot_offer_is_refused_before_anything_is_touched(
     real_cluster: RealCluster, kept: list[dict[str, object]]
 ):
-    given(real_cluster, strategy("single"), PLUGIN, DISCOVERY)
+    configured(real_cluster, strategy("single"), PLUGIN, DISCOVERY)
     eventually(lambda: real_cluster.node()["metadata"]["labels"].get(STRATEGY), "single")
     eventually(lambda: real_cluster.allocatable().get(GPU), 14)
     before = Machines.seen(real_cluster, [NODE])

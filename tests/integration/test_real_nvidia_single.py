@@ -7,7 +7,7 @@ from controlplane.real_nvidia import Ways
 from controlplane.real_overlays import deployment
 from integration.acting import apply, edit, eventually, instances, introduced, plan, quiet, ready
 from integration.driver_calls import logged
-from integration.nvidia_programs import DISCOVERY, pids
+from integration.nvidia_programs import DISCOVERY
 from integration.promises import Promise
 from integration.real_pods import computing, identity, running
 
@@ -39,10 +39,10 @@ def test_slices_of_one_profile_are_offered_and_labelled_as_gpus_and_pods_keep_wh
     held = {str(one["container"]).removeprefix("containerd://"): one["held"][0] for one in before}
     eventually(lambda: computing(real_cluster), held)
 
-    with logged(real_cluster) as log:
+    with logged(real_cluster, DISCOVERY) as log:
         edit(real_cluster, "real", rules=[instances(_1g_10gb=4)])
         ready(real_cluster, "real")
-    assert log.half_seen(pids(real_cluster, DISCOVERY)) == []
+    assert log.half_seen() == []
     quiet(real_cluster, NODE)
     assert real_cluster.allocatable() == {GPU: 8}
     eventually(lambda: said(real_cluster)[0], "8")

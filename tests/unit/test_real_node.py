@@ -21,7 +21,7 @@ from controlplane.real_config import OWN, PAUSE, TUNABLES, Place, containerd_con
 from controlplane.real_images import RECIPE, REQUIREMENTS, SOURCES, Keys, newest, pip_config, pip_settings
 from controlplane.real_layers import Base, image, layer
 from controlplane.real_node import TOOLS
-from controlplane.real_nvidia import Ways, device_plugin, exporter, feature_discovery, plugin_config
+from controlplane.real_nvidia import Ways, configuration, device_plugin, exporter, feature_discovery
 from controlplane.real_overlays import AGENT, OPERATOR, Program, deployment, overlay
 from controlplane.real_packages import PACKAGES, Seen, hindrance, installable, missing
 from controlplane.real_roots import copied
@@ -342,12 +342,9 @@ def test_devices_are_given_to_containers_in_one_way(cdi: bool, given: str):
 
 
 def test_time_slicing_is_configured_only_where_something_is_shared():
-    def config(ways: Ways) -> Json:
-        return dict(json.loads(plugin_config(HELM, ways)["data"]["config.yaml"]))
-
-    assert config(Ways("single")) == {"version": "v1", "flags": {"migStrategy": "single"}}
+    assert configuration(Ways("single")) == {"version": "v1", "flags": {"migStrategy": "single"}}
     resources = [{"name": "nvidia.com/gpu", "replicas": 4}]
-    assert config(Ways(shares={"nvidia.com/gpu": 4}))["sharing"] == {"timeSlicing": {"resources": resources}}
+    assert configuration(Ways(shares={"nvidia.com/gpu": 4}))["sharing"] == {"timeSlicing": {"resources": resources}}
 
 
 def test_a_deployment_asks_for_what_it_computes_on():
