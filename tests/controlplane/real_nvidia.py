@@ -26,6 +26,7 @@ ROOT: Final = "/driver-root"
 """Where these programs see the driver. Source: k8s-device-plugin, DefaultContainerDriverRoot."""
 LIBRARIES: Final = f"usr/lib/{platform.machine()}-linux-gnu"
 NFD: Final = "node-feature-discovery"
+NODE_FEATURES: Final = "/apis/nfd.k8s-sigs.io/v1alpha1/nodefeatures"
 _DEPLOY: Final = "nvidia.com/gpu.deploy."
 _PROC: Final = f"mount --rbind {ROOT}/proc/driver /proc/driver\n"
 _NO_FEATURES: Final = {"GDRCOPY_ENABLED": "false", "GDS_ENABLED": "false", "MOFED_ENABLED": "false"}
