@@ -105,7 +105,7 @@ class SimHost:
                     )
                 return cls(Core(machine, file))
             if kinds is None:
-                raise SimFileError(f"{path}: no simulated machine is there yet: say which, for example 8xa100-80gb")
+                raise SimFileError(f"{path}: no simulated machine is there yet: --simulate 8xa100-80gb makes one")
             made = cls.fresh(spec or "", seed=seed, clock=clock, **switches).snapshot()
             made.log_calls = False
             file.write(made)
