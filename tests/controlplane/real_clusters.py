@@ -117,10 +117,11 @@ class RealCluster:
         server = ("127.0.0.1", self.plane.port)
         documents = nvidia_manifests(self.style, self.ways, server, self._ports.take())
         kinds = [document for document in documents if document["kind"] == "CustomResourceDefinition"]
+        others = [document for document in documents if document not in kinds]
         applied(self.plane, kinds, "the kinds of node-feature-discovery")
         self._wait("what discovery finds", lambda: self.plane.admin.get(NODE_FEATURES).ok)
         self.plane.admin.watch(NODE_FEATURES, 1).close()
-        applied(self.plane, documents, "NVIDIA's programs")
+        applied(self.plane, others, "NVIDIA's programs")
 
     def install(self) -> None:
         """Install migd by `kubectl apply -k`, and wait until its pods are ready."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -47,11 +47,7 @@ def logged(real_cluster: RealCluster, *known: str) -> Iterator[Logged]:
     found = Logged()
     with real_cluster.real.driver.client() as client:
         begun = client.newest()
-        found.known = _processes(real_cluster, known)
+        found.known = pids(real_cluster, *known)
         yield found
-        found.known |= _processes(real_cluster, known)  # one that failed by what it saw was started anew
+        found.known |= pids(real_cluster, *known)  # one that failed by what it saw was started anew
         found.calls = client.calls(after=begun)
-
-
-def _processes(real_cluster: RealCluster, containers: Iterable[str]) -> set[int]:
-    return {pid for container in containers for pid in pids(real_cluster, container)}

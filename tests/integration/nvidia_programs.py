@@ -31,10 +31,10 @@ def restarts_of(real_cluster: RealCluster, container: str) -> dict[str, int]:
     return {uid: restarts(pod) for uid, pod in pods.items() if pod["status"].get("containerStatuses")}
 
 
-def pids(real_cluster: RealCluster, container: str) -> set[int]:
-    """A program's processes, as the node and so the driver numbers them."""
-    real = real_cluster.real
-    return {real.inner(pid) for uid in pods_of(real_cluster, container) for pid in real.pids(uid)}
+def pids(real_cluster: RealCluster, *containers: str) -> set[int]:
+    """The processes of these programs, as the node and so the driver numbers them."""
+    real, uids = real_cluster.real, [uid for container in containers for uid in pods_of(real_cluster, container)]
+    return {real.inner(pid) for uid in uids for pid in real.pids(uid)}
 
 
 def configured(real_cluster: RealCluster, config: Json, *containers: str) -> None:

@@ -79,12 +79,12 @@ def test_the_plugin_never_looks_at_gpus_that_are_half_changed(real_cluster: Real
 
 
 def test_the_plugin_looks_again_when_it_is_told_to(real_cluster: RealCluster):
-    before, offered = restarts_of(real_cluster, PLUGIN), real_cluster.allocatable()
+    before, offered, resources = restarts_of(real_cluster, PLUGIN), real_cluster.allocatable(), real_cluster.usable()
     ((uid, plugin),) = pods_of(real_cluster, PLUGIN).items()
     for pid in real_cluster.real.pids(uid):
         os.kill(pid, signal.SIGHUP)
     eventually(lambda: "Received SIGHUP, restarting" in real_cluster.log(plugin), True)
-    eventually(lambda: real_cluster.log(plugin).count("Registered device plugin for"), 2 * len(registered(offered)))
+    eventually(lambda: real_cluster.log(plugin).count("Registered device plugin for"), 2 * len(resources))
     settled(real_cluster, offered)
     assert restarts_of(real_cluster, PLUGIN) == before
 
@@ -101,11 +101,6 @@ def test_devices_stay_healthy_though_the_driver_crashes_and_comes_back(real_clus
     edit(real_cluster, "real", rules=[instances(_1g_10gb=7)])
     ready(real_cluster, "real")
     assert real_cluster.allocatable()[SMALL] == 14
-
-
-def registered(offered: dict[str, int]) -> set[str]:
-    """The resources that the plugin offers now: the kubelet remembers those that are gone, as none."""
-    return {resource for resource, number in offered.items() if number}
 
 
 def test_a_plugin_that_is_told_to_share_slices_offers_them_so_and_feature_discovery_says_so(real_cluster: RealCluster):
