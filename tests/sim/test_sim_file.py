@@ -76,7 +76,7 @@ def test_two_hosts_on_one_file_are_one_machine(path):
 
 
 def test_the_machine_is_made_once_and_must_be_the_one_asked_for(path):
-    with pytest.raises(SimFileError, match="say which"):
+    with pytest.raises(SimFileError, match="no simulated machine is there yet: --simulate 8xa100-80gb makes one"):
         SimHost.open(path)
     first = opened(path)
     assert SimHost.open(path, "a100-40gb,a100-40gb").gpu_uuids() == first.gpu_uuids()
