@@ -16,10 +16,11 @@ from typing import IO, Annotated, Any, Final
 import typer
 
 from migd.cli.exits import CliError, Exit
+from migd.cli.machines import sim_host
+from migd.cli.options import folder_named
 from migd.cli.serving import DEFAULT_SPEC
 from migd.sim.errors import SimulationError
 from migd.sim.files import entering, guarding
-from migd.sim.host import SimHost
 
 _WATCHED: Final = (*entering.FORWARDED, signal.SIGCHLD)
 _BARE_PYTHON: Final = (sys.executable, "-I", "-S")
@@ -41,7 +42,12 @@ def exec_(
     ] = None,
     root: Annotated[
         Path | None,
-        typer.Option("--root", metavar="FOLDER", help="Use the machine that `migd sim serve --root FOLDER` serves."),
+        typer.Option(
+            "--root",
+            metavar="FOLDER",
+            parser=folder_named,
+            help="Use the machine that `migd sim serve --root FOLDER` serves.",
+        ),
     ] = None,
     modules: Annotated[
         bool,
@@ -98,11 +104,7 @@ def _serving(simulate: str | None, state: Path | None, folder: Path) -> Iterator
     from migd.sim.cface.rooted import rooted_server
 
     try:
-        if state is None:
-            host = SimHost.fresh(simulate or DEFAULT_SPEC, clock="real")
-        else:
-            host = SimHost.open(state, simulate or (None if state.exists() else DEFAULT_SPEC))
-        server = rooted_server(host, folder)
+        server = rooted_server(sim_host(simulate, state, default=DEFAULT_SPEC, clock="real"), folder)
         server.start()
     except SimulationError as error:
         raise CliError(Exit.USAGE, str(error)) from error

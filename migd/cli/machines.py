@@ -70,8 +70,13 @@ def beside(state: Path) -> Path:
     return real.with_name(real.name + ".d")
 
 
-def sim_host(simulate: str | None, state: Path | None) -> SimHost:
-    """The simulated machine of --simulate and --state; CliError where they contradict or cannot be used."""
+def sim_host(
+    simulate: str | None, state: Path | None, *, default: str | None = None, clock: str = "virtual"
+) -> SimHost:
+    """The simulated machine of --simulate and --state; CliError where they contradict or cannot be used.
+
+    default: the machine where neither says which. clock: of one that is in no file.
+    """
     from migd.sim.errors import SimulationError  # as above
     from migd.sim.host import SimHost
 
@@ -79,7 +84,9 @@ def sim_host(simulate: str | None, state: Path | None) -> SimHost:
         raise CliError(Exit.USAGE, "--simulate names no machine: write for example 8xa100-80gb")
     if state is not None and (not state.name or "\0" in str(state)):
         raise CliError(Exit.USAGE, f"--state {str(state)!r} is not a file's name")
+    if simulate is None and (state is None or not os.path.exists(state)):
+        simulate = default
     try:
-        return SimHost.fresh(simulate or "") if state is None else SimHost.open(state, simulate)
+        return SimHost.fresh(simulate or "", clock=clock) if state is None else SimHost.open(state, simulate)
     except SimulationError as error:
         raise CliError(Exit.USAGE, str(error)) from error

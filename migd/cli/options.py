@@ -12,6 +12,13 @@ import typer
 from migd.cli.exits import CliError, Exit
 
 
+def folder_named(text: str) -> Path:
+    """A folder that an option names, for typer's `parser`; a blank one is a variable that is not set, not "here"."""
+    if not text.strip() or "\0" in text:
+        raise typer.BadParameter(f"{text!r} is not a folder's name")
+    return Path(text)
+
+
 class Format(StrEnum):
     """How a command prints its result."""
 
@@ -49,6 +56,7 @@ StateDir = Annotated[
         "--state-dir",
         metavar="DIR",
         help="Where migd's record and lock lie. Default: /var/lib/migd; with --state FILE, FILE.d beside it.",
+        parser=folder_named,
         readable=False,  # whether it can be used is found out by using it
     ),
 ]

@@ -11,15 +11,19 @@ import typer
 
 from migd.cli import printing
 from migd.cli.exits import CliError, Exit
+from migd.cli.machines import sim_host
+from migd.cli.options import folder_named
 from migd.sim.errors import SimulationError
-from migd.sim.host import SimHost
 
 DEFAULT_SPEC = "8xa100-80gb"
 
 
 def serve(
     root: Annotated[
-        Path, typer.Option("--root", metavar="FOLDER", help="The driver root: where programs find the library.")
+        Path,
+        typer.Option(
+            "--root", metavar="FOLDER", parser=folder_named, help="The driver root: where programs find the library."
+        ),
     ],
     simulate: Annotated[
         str | None,
@@ -42,7 +46,7 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     try:
-        server = rooted_server(_host(simulate, state), root.absolute())
+        server = rooted_server(sim_host(simulate, state, default=DEFAULT_SPEC, clock="real"), root.absolute())
         server.start()
     except SimulationError as error:
         raise CliError(Exit.USAGE, str(error)) from error
@@ -53,11 +57,3 @@ def serve(
         ended.wait()
     finally:
         server.stop()
-
-
-def _host(simulate: str | None, state: Path | None) -> SimHost:
-    if state is None:
-        return SimHost.fresh(simulate or DEFAULT_SPEC, clock="real")
-    if simulate is None and not state.exists():
-        simulate = DEFAULT_SPEC
-    return SimHost.open(state, simulate)

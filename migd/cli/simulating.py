@@ -18,7 +18,7 @@ from migd.cli.options import Document, DocumentOutput, Format
 from migd.cli.serving import serve
 from migd.plans.fields import seconds_of
 from migd.sim.errors import ResetRefusedError, SimulationError
-from migd.sim.faults import ACTIONS, Fault, code_named
+from migd.sim.faults import ACTIONS, POINTS, Fault, check_point, code_named
 from migd.sim.host import SimHost
 from migd.sim.machine import to_json
 
@@ -143,7 +143,7 @@ def find(state: MachineFile, gpu: Gpu, simulate: Spec = None) -> None:
 def fault(
     state: MachineFile,
     call: Annotated[
-        str, typer.Argument(help="A glob of NVML function names (nvmlDeviceCreate*), record.save, or reset.")
+        str, typer.Argument(help=f"A glob of NVML function names (nvmlDeviceCreate*), or of {', '.join(POINTS)}.")
     ],
     action: Annotated[str, typer.Option(help=f"One of {', '.join(ACTIONS)}.")] = "error",
     error: Annotated[str, typer.Option(help="For error: the NVML error, such as IN_USE or 19.")] = "UNKNOWN",
@@ -161,6 +161,7 @@ def fault(
     with _host(state, simulate) as host:
         when = "after" if after else "before"
         code = code_named(error)
+        check_point(call)
         host.inject(Fault(call, action, code, gpu, when, nth, times, _seconds(delay, "--delay")))
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pynvml
 
 from migd.nvml.calls import Library
+from migd.nvml.errors import NoDriverError
 
 ROOT: Final = "MIGD_DRIVER_ROOT"
 """The environment variable that names the root; deploy/ sets it."""
@@ -56,10 +57,16 @@ class RootedLibrary:
         return getattr(self._library, name)
 
     def nvmlInit(self) -> None:  # noqa: N802  pynvml's name
-        """Load the root's library if it is there, then as pynvml does."""
+        """Load the root's library if it is there, then as pynvml does; NoDriverError where neither finds one."""
         if self._loaded is None:
             self._find()
-        self._library.nvmlInit()
+        try:
+            self._library.nvmlInit()
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+                raise
+            hint = f"it is neither under {self._root}, as {ROOT} has it, nor on the loader's path"
+            raise NoDriverError("nvmlInit", "", error.value, hint) from error
 
     def _find(self) -> None:
         for path in (self._root / folder / NAME for folder in FOLDERS):

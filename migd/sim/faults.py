@@ -14,6 +14,8 @@ import pynvml
 from migd.sim.errors import SimulationError
 from migd.sim.machine import ArmedFault
 
+POINTS: Final = ("reset", "record.save", "devices.refresh", "signal.hang_up")
+"""Where migd's own commands and agent pass a fault point that is not NVML's: see SimHost.touch."""
 ACTIONS: Final = ("error", "delay", "hang", "skip", "crash", "kill")
 
 
@@ -58,9 +60,19 @@ class Fault:
 def _check_call(glob: str) -> None:
     """A fault at a call that NVML does not have would never fire, and what it was to try would seem to go well."""
     if glob.startswith("nvml") and not fnmatch.filter(_CALLS, glob):
-        near = difflib.get_close_matches(glob, _CALLS, 3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise SimulationError(f"NVML has no call {glob}{hint}")
+        raise SimulationError(f"NVML has no call {glob}{_near(glob, _CALLS)}")
+
+
+def check_point(glob: str) -> None:
+    """Raises SimulationError where no call and no point of migd's own matches: beside tests nobody passes others."""
+    known = [*_CALLS, *POINTS]
+    if not fnmatch.filter(known, glob):
+        raise SimulationError(f"nothing is called {glob!r}{_near(glob, known)}")
+
+
+def _near(glob: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(glob, known, 3)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 _CALLS: Final = sorted(name for name, found in vars(pynvml).items() if name.startswith("nvml") and callable(found))

@@ -40,7 +40,10 @@ class MachineFile:
 
     def exists(self) -> bool:
         """Whether there is a document."""
-        return self.path.exists()
+        try:
+            return self.path.exists()
+        except OSError as error:  # a name too long, a folder that may not be entered
+            raise SimFileError(f"{self.path}: cannot be read: {error.strerror}") from error
 
     def read_if_changed(self) -> Machine | None:
         """The machine, where the document is not the one read or written last; else None."""

@@ -93,6 +93,11 @@ class SimHost:
         """
         kinds = None if spec is None else parse_spec(spec)
         file = MachineFile(Path(path))
+        missing = SimFileError(f"{path}: no simulated machine is there yet: --simulate 8xa100-80gb makes one")
+        if file.exists():
+            MachineFile(Path(path)).read_if_changed()  # before anything is put beside what is no machine
+        elif kinds is None:
+            raise missing
         file.lock()
         try:
             if file.exists():
@@ -105,7 +110,7 @@ class SimHost:
                     )
                 return cls(Core(machine, file))
             if kinds is None:
-                raise SimFileError(f"{path}: no simulated machine is there yet: --simulate 8xa100-80gb makes one")
+                raise missing
             made = cls.fresh(spec or "", seed=seed, clock=clock, **switches).snapshot()
             made.log_calls = False
             file.write(made)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 
+import pynvml as pynvml_module
 import pytest
 from c_built import library_or_skip
 from c_clients import served
 from commands import Cli
 
+from migd.nvml.errors import text_of
 from migd.sim import SimHost
 
 
@@ -18,8 +20,18 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if config.getoption("hardware", default=False):
+        _need_a_driver()
     config.addinivalue_line("markers", "machine(spec, **switches): the simulated machine that the test runs on")
     config.addinivalue_line("markers", "readonly: changes nothing, so that it may run on a real driver with --hardware")
+
+
+def _need_a_driver():
+    try:
+        pynvml_module.nvmlInit()
+        pynvml_module.nvmlShutdown()
+    except pynvml_module.NVMLError as error:
+        raise pytest.UsageError(f"--hardware needs a machine with NVIDIA's driver: {text_of(error.value)}") from error
 
 
 def pytest_generate_tests(metafunc):
@@ -64,10 +76,7 @@ def box(request, library, boxed):
 @pytest.fixture
 def pynvml(library, box):
     """pynvml, initialised: the module itself on hardware, else a client of the box."""
-    if library == "driver":
-        import pynvml as module
-    else:
-        module = box.nvml()
+    module = pynvml_module if library == "driver" else box.nvml()
     module.nvmlInit()
     yield module
     with contextlib.suppress(module.NVMLError):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
 from commands import OFF, Cli, cut
 
 from migd.cli.exits import Exit
+from migd.cli.main import run
 
 
 @pytest.fixture
@@ -137,3 +139,52 @@ def test_a_lost_gpu_can_be_found_again(cut_in_two: Cli) -> None:
     assert "lost" in cut_in_two("gpus").out
     cut_in_two("sim", "find", "--gpu", "1")
     assert "lost" not in cut_in_two("gpus").out
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("nosuch", "nothing is called 'nosuch'"),
+        ("record.sav", "nothing is called 'record.sav'; did you mean record.save?"),
+        ("nvmlDeviceCreateGpuInstnce", "did you mean nvmlDeviceCreateGpuInstance"),
+    ],
+)
+def test_a_fault_that_could_never_fire_is_refused(cli: Cli, call: str, says: str) -> None:
+    cli.machine("h200")
+    ran = cli("sim", "fault", call)
+    assert ran.code == Exit.USAGE
+    assert says in ran.err
+
+
+@pytest.mark.parametrize("call", ["reset", "record.*", "devices.refresh", "signal.hang_up", "nvmlDeviceSet*", "*"])
+def test_a_fault_can_be_armed_at_every_point_that_migd_passes(cli: Cli, call: str) -> None:
+    cli.machine("h200")
+    assert cli("sim", "fault", call).code == Exit.DONE
+
+
+@pytest.mark.parametrize("content", [None, "no machine"])
+def test_a_file_that_is_no_machine_gets_nothing_put_beside_it(cli: Cli, tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "other" / "some.json"
+    path.parent.mkdir()
+    if content is not None:
+        path.write_text(content)
+    before = sorted(path.parent.iterdir())
+    assert run(["sim", "show", "--state", str(path)]) == Exit.USAGE
+    assert sorted(path.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["gpus", "--simulate", "h200", "--state-dir", ""],
+        ["sim", "serve", "--root", ""],
+        ["sim", "serve", "--root", "folder", "--state", ""],
+        ["sim", "serve", "--root", "folder", "--simulate", ""],
+        ["sim", "exec", "--root", " ", "--", "true"],
+        ["sim", "exec", "--state", "", "--", "true"],
+    ],
+)
+def test_a_blank_name_is_refused_and_never_means_here(words: list[str], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(words) == Exit.USAGE
+    assert list(tmp_path.iterdir()) == []

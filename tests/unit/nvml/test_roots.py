@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pynvml
 import pytest
 import yaml
 
+from migd.nvml.callers import ThreadCaller
+from migd.nvml.errors import NoDriverError
 from migd.nvml.roots import FOLDERS, NAME, ROOT, RootedLibrary
+from migd.nvml.session import Deadlines, Session
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 
@@ -19,9 +23,12 @@ class Nvml:
 
     def __init__(self) -> None:
         self.inits = 0
+        self.answer = pynvml.NVML_SUCCESS
 
     def nvmlInit(self) -> None:
         self.inits += 1
+        if self.answer:
+            raise pynvml.NVMLError(self.answer)
 
 
 class World:
@@ -73,6 +80,20 @@ def test_a_library_of_another_architecture_is_passed_over(tmp_path: Path):
     path = world.has("usr/lib/aarch64-linux-gnu")
     world.library.nvmlInit()
     assert world.loaded[-1] == world.environment["LD_PRELOAD"] == path
+
+
+def test_where_there_is_none_the_root_that_was_named_is_named(tmp_path: Path):
+    world = World(tmp_path)
+    world.nvml.answer = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    with pytest.raises(NoDriverError, match=f"not found.*neither under {tmp_path}, as MIGD_DRIVER_ROOT has it"):
+        Session(world.library, ThreadCaller(), Deadlines(), lambda _: None).run("look", "", 1.0, lambda: None)
+
+
+def test_other_answers_at_opening_are_passed_on(tmp_path: Path):
+    world = World(tmp_path)
+    world.nvml.answer = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    with pytest.raises(pynvml.NVMLError_DriverNotLoaded):
+        world.library.nvmlInit()
 
 
 def test_all_else_is_pynvml(tmp_path: Path):
