@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -184,7 +186,10 @@ def test_a_file_that_is_no_machine_gets_nothing_put_beside_it(cli: Cli, tmp_path
         ["sim", "exec", "--state", "", "--", "true"],
     ],
 )
-def test_a_blank_name_is_refused_and_never_means_here(words: list[str], tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(words) == Exit.USAGE
+def test_a_blank_name_is_refused_and_never_means_here(words: list[str], tmp_path: Path) -> None:
+    """As a process of its own: `serve` and `exec` take the signals of the one that they run in."""
+    command = [sys.executable, "-m", "migd", *words]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == Exit.USAGE
+    assert "Traceback" not in ran.stderr
     assert list(tmp_path.iterdir()) == []
