@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from migd.sim import driver, processes
+from migd.sim import driver, happening, processes
 from migd.sim.catalog import Model
 from migd.sim.core import Call, Core, Timekeeper
 from migd.sim.errors import ResetRefusedError, SimFileError, SimulationError, SpecMismatchError
@@ -18,45 +18,12 @@ from migd.sim.face.calling import PRIVILEGES
 from migd.sim.face.monitor import Nvml
 from migd.sim.faults import Fault
 from migd.sim.filing import MachineFile
-from migd.sim.machine import Gpu, Machine, new_gpu
-from migd.sim.spec import Kind, parse_spec, write_spec
+from migd.sim.machine import Gpu, Machine
+from migd.sim.spec import parse_spec, write_spec
 from migd.sim.switches import is_gpu_switch, set_switch
+from migd.sim.timing import Caller, Clock
 
 T = TypeVar("T")
-_XID_CRITICAL = 0x8
-
-
-class Clock:
-    """The machine's time, in seconds. Virtual: sleeping moves it at once. Real: it is the host's own."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-
-    def now_s(self) -> float:
-        """Seconds since an arbitrary start; never goes back."""
-        return self._core.read(lambda _machine: self._core.now_s())
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass; a deadline of Caller.run holds here too."""
-        self._core.pass_time(seconds, "sleep")
-
-
-class Caller:
-    """Runs something that calls the simulated NVML, under a deadline."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-
-    def run(self, fn: Callable[[], T], deadline_s: float) -> T:
-        """What fn answers; TimeoutError when it takes longer than deadline_s, though its effect may have happened."""
-        core = self._core
-        outer = core.deadline_at_s
-        mine = core.now_s() + deadline_s
-        core.deadline_at_s = mine if outer is None else min(mine, outer)
-        try:
-            return fn()
-        finally:
-            core.deadline_at_s = outer
 
 
 class SimHost:
@@ -277,36 +244,11 @@ class SimHost:
 
     def reboot(self) -> None:
         """Power off and on: processes and instances are gone, the mode stays on Ampere and is off elsewhere [44]."""
-
-        def act(machine: Machine) -> None:
-            machine.boot += 1
-            self._restart_driver(machine)
-            for gpu in machine.gpus:
-                gpu.lost = False
-                if not self._core.offer(gpu).resetless and not machine.switches.mode_change_never_takes:
-                    gpu.mig = gpu.pending
-
-        self._core.change(act)
+        self._core.change(lambda machine: happening.reboot(self._core, machine))
 
     def reload_driver(self, seconds: float = 0.0) -> None:
         """Unload and load the kernel module [45]; for so long nvmlInit answers DRIVER_NOT_LOADED."""
-
-        def act(machine: Machine) -> None:
-            self._restart_driver(machine)
-            machine.driver_back_at_s = self._core.now_s() + seconds
-
-        self._core.change(act)
-
-    def _restart_driver(self, machine: Machine) -> None:
-        machine.session += 1
-        machine.clients.clear()
-        machine.events.clear()
-        machine.processes.clear()
-        for gpu in machine.gpus:
-            gpu.instances.clear()
-            gpu.generation += 1
-            if self._core.offer(gpu).resetless:
-                gpu.mig = gpu.pending = False
+        self._core.change(lambda machine: happening.reload_driver(self._core, machine, seconds))
 
     def lose_gpu(self, index: int) -> None:
         """The GPU falls off the bus: every call on it answers GPU_IS_LOST, until a reboot or find_gpu."""
@@ -318,18 +260,7 @@ class SimHost:
 
     def swap_gpu(self, index: int, spec: str | None = None) -> str:
         """Put another board into the slot (of the same model, or as spec says); its UUID."""
-
-        def act(machine: Machine) -> str:
-            old = _found(machine, index)
-            kind = Kind(old.key, old.name) if spec is None else parse_spec(spec)[0]
-            fresh = new_gpu(kind, index, machine.seed, board=machine.take_serial())
-            fresh.minor, fresh.bus_id = old.minor, old.bus_id
-            machine.gpus[machine.gpus.index(old)] = fresh
-            for key in [k for k, p in machine.processes.items() if p.gpu_uuid == old.uuid]:
-                del machine.processes[key]
-            return fresh.uuid
-
-        return self._core.change(act)
+        return self._core.change(lambda machine: happening.swap_board(machine, _found(machine, index), spec))
 
     def swap_indices(self, one: int, other: int) -> None:
         """Two GPUs exchange their NVML indices, as a reboot may do."""
@@ -342,16 +273,7 @@ class SimHost:
 
     def raise_xid(self, index: int, xid: int, start: int | None = None) -> None:
         """An Xid event on a GPU; start: memory slice of the instance it belongs to, None where that is not known."""
-
-        def act(machine: Machine) -> None:
-            gpu = _found(machine, index)
-            if start is None:
-                driver.post(machine, gpu, _XID_CRITICAL, xid)
-                return
-            instance = next(i for i in gpu.instances if i.start == start)
-            driver.post(machine, gpu, _XID_CRITICAL, xid, instance.gi_id, instance.compute[0].ci_id)
-
-        self._core.change(act)
+        self._core.change(lambda machine: happening.raise_xid(machine, _found(machine, index), xid, start))
 
     # ---- how it behaves
 

@@ -179,10 +179,20 @@ class Site:
         return self.pod(name)
 
     def remove(self, *names: str) -> None:
+        """Delete pods, until the API server and the kubelet know them no more.
+
+        One that is bound in the moment of its deletion is gone from the API server before the kubelet hears of it.
+        """
+        kubelet = self.node.kubelet
+
+        def known() -> set[str]:
+            return kubelet.do(lambda: {pod.document["metadata"]["name"] for pod in kubelet.pods.known.values()})
+
         for name in names:
             self.plane.admin.delete(f"{PODS}/{name}", gracePeriodSeconds="1")
         for name in names:
             assert until(lambda name=name: self.plane.admin.get(f"{PODS}/{name}").code == 404, WITHIN_S), name
+        assert until(lambda: known().isdisjoint(names), WITHIN_S), names
 
     def taints(self) -> list[Any]:
         return self.object()["spec"].get("taints") or []
