@@ -61,14 +61,13 @@ class SimHost:
         kinds = None if spec is None else parse_spec(spec)
         file = MachineFile(Path(path))
         missing = SimFileError(f"{path}: no simulated machine is there yet: --simulate 8xa100-80gb makes one")
-        if file.exists():
-            MachineFile(Path(path)).read_if_changed()  # before anything is put beside what is no machine
-        elif kinds is None:
+        machine = file.read_if_changed() if file.exists() else None  # before a lock is put beside what is no machine
+        if machine is None and kinds is None:
             raise missing
         file.lock()
         try:
             if file.exists():
-                machine = file.read_if_changed()
+                machine = file.read_if_changed() or machine
                 assert machine is not None
                 if kinds is not None and write_spec(kinds) != machine.spec:
                     raise SpecMismatchError(
